@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decode step itself: one operation per module, a plain reference beside it in `decode.reference`."""
