@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m nvcomm COMMAND ...`: each command loads its own module when it is called, and no earlier."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from nvcomm._version import __version__
+
+# Command -> (module with `main(argv) -> exit code`, what it does).
+COMMANDS = {
+    "compile": ("nvcomm.compile", "compile every kernel for an architecture into the cache; needs no GPU"),
+    "stress": ("stress.__main__", "replay graphs of gathers and check every word (python -m stress)"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code (0 ok, 2 usage, others as the command says)."""
+    parser = argparse.ArgumentParser(prog="nvcomm", description="Collectives for the decode step.")
+    parser.add_argument("--version", action="version", version=f"nvcomm {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("list", help="list the commands, the environment variables and what they are set to")
+    for name, (_, meaning) in COMMANDS.items():
+        commands.add_parser(name, help=meaning, add_help=False)
+    arguments, rest = parser.parse_known_args(argv)
+    if arguments.command == "list":
+        if rest:
+            parser.error(f"list takes no arguments, got {' '.join(rest)}")
+        return _list()
+    return int(importlib.import_module(COMMANDS[arguments.command][0]).main(rest))
+
+
+def _list() -> int:
+    from nvcomm import env
+
+    print(f"nvcomm {__version__}\n\ncommands")
+    for name, (_, meaning) in COMMANDS.items():
+        print(f"  {name:10} {meaning}")
+    print("\nvariables (read now)")
+    now = env.settings()
+    for variable in env.VARIABLES:
+        value = getattr(now, variable.name.removeprefix(env.PREFIX).lower())
+        shown = ",".join(sorted(value)) if isinstance(value, frozenset) else value
+        print(f"  {variable.name:26} {shown!s:10} {variable.meaning}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
