@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every test needs: the environment before a CUDA context exists, skips with a reason, a seed that is printed."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+
+import pytest
+
+# The device has 8 hardware queues by default; virtual ranks wait for each other, so each needs its own.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+# Tests create no multicast object unless the caller asks for it by setting all three himself.
+os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+os.environ.setdefault("NVSHMEM_DISABLE_NVLS", "1")
+
+_SEED = int(os.environ.get("PYTEST_SEED", random.SystemRandom().randrange(1 << 31)))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--compile-all", action="store_true", help="compile every variant of every kernel")
+
+
+def pytest_report_header() -> str:
+    return f"seed: PYTEST_SEED={_SEED}; GPUs: {_gpu_state()[1] or _gpu_state()[0]}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        reason = _skip_reason(item, compile_all=config.getoption("--compile-all"))
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def seed() -> int:
+    """The run's seed; PYTEST_SEED repeats it."""
+    return _SEED
+
+
+@functools.cache
+def _gpu_state() -> tuple[int, str]:
+    """Number of GPUs, and why there are none."""
+    try:
+        import torch
+    except ImportError as error:
+        return 0, f"torch does not import: {error}"
+    if not torch.cuda.is_available():
+        return 0, "no CUDA GPU on this machine (torch.cuda.is_available() is False)"
+    return torch.cuda.device_count(), ""
+
+
+def _skip_reason(item: pytest.Item, *, compile_all: bool) -> str | None:
+    if item.get_closest_marker("compile_all") and not compile_all:
+        return "a variant of the full compile matrix: runs with --compile-all"
+    wanted = _gpus_wanted(item)
+    if not wanted:
+        return None
+    num_gpus, why_none = _gpu_state()
+    if num_gpus < wanted:
+        return why_none or f"needs {wanted} GPUs, this machine has {num_gpus}"
+    if item.get_closest_marker("sm90"):
+        import torch
+
+        if torch.cuda.get_device_capability()[0] != 9:
+            return f"needs compute capability 9.x, this GPU has {torch.cuda.get_device_capability()}"
+    if item.get_closest_marker("multicast"):
+        from nvcomm.env import multicast_disabled_by
+
+        disabled_by = multicast_disabled_by()
+        if disabled_by:
+            return f"multicast is switched off by {disabled_by}"
+    return None
+
+
+def _gpus_wanted(item: pytest.Item) -> int:
+    marker = item.get_closest_marker("gpus")
+    if marker:
+        return int(marker.args[0])
+    if item.get_closest_marker("multicast"):
+        return 2
+    return 1 if item.get_closest_marker("gpu") or item.get_closest_marker("sm90") else 0
