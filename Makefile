@@ -1,0 +1,78 @@
+# nvcomm: `make stress` and `make test` set up what they need and then do it.
+#
+#   PYTHON  the interpreter to build the environment with (3.11 or newer)
+#   VENV    where the environment goes; empty: use PYTHON as it is and download nothing
+#
+#   make test PYTHON=python3 VENV=        an interpreter that has everything already
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+STRESS_ARGS ?= --world auto
+
+# The folder of the sources comes first, so that VENV= needs no installed nvcomm.
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+
+ifeq ($(strip $(VENV)),)
+PY := $(PYTHON)
+READY :=
+else
+PY := $(VENV)/bin/python
+# A new stamp whenever what is installed would differ.
+READY := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help setup stress test gpu-test compile-check lint format types layers docs wheel clean
+
+help: ## these lines
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
+
+setup: $(READY) ## build the environment in VENV
+
+ifneq ($(READY),)
+# torch first, by its exact version: a looser request may fetch another build of it and gigabytes beside it.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nvcomm needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints.txt)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@rm -f $(VENV)/.ready-*
+	@touch $@
+endif
+
+stress: $(READY) ## the main job: millions of gathers, every word checked
+	$(PY) -m stress $(STRESS_ARGS)
+
+test: $(READY) ## every test that this machine can run
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+gpu-test: $(READY) ## only the tests that need a GPU
+	$(PY) -m pytest -m "gpu or gpus or multicast or sm90" $(PYTEST_ARGS)
+
+compile-check: $(READY) ## every variant of every kernel, for every architecture, without a GPU
+	$(PY) -m pytest -k test_compile_check --compile-all $(PYTEST_ARGS)
+
+lint: $(READY) ## ruff, its formatter in check mode, codespell
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m codespell_lib .
+
+format: $(READY) ## let ruff rewrite what it can
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+types: $(READY) ## mypy
+	$(PY) -m mypy
+
+layers: $(READY) ## import-linter: imports only go down
+	$(PY) -c 'from importlinter.cli import lint_imports_command as run; run()'
+
+docs: $(READY) ## the documentation, warnings are errors
+	$(PY) -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+wheel: $(READY) ## the wheel, in dist/
+	$(PY) -m build --wheel --outdir dist .
+
+clean: ## what make and the tools leave behind
+	rm -rf .venv build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
