@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile a CuTe DSL kernel once, keep it on disk, launch it for a few microseconds, load it before anybody spins.
+
+How arguments travel (docs/jit.md): a kernel is compiled through TVM-FFI, so a launch is one C call. Annotate every
+scalar parameter of `__call__` (`Int64`, `Int32`, ...); at the launch pass Python integers. They travel as 64 bits
+and are checked against the parameter's type: a value that does not fit raises, nothing is truncated. The stream is the
+last parameter, unannotated, `make_fake_stream()` when compiling and the handle as a Python integer
+(`torch.cuda.current_stream().cuda_stream`) at the launch. A launch allocates nothing and synchronises nothing
+once the kernel is loaded: capture it on any stream after `preload`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nvcomm import driver, topology
+from nvcomm.cubin import Usage, resource_usage
+from nvcomm.env import other, settings
+from nvcomm.errors import CudaError, UnsupportedError, UsageError
+from nvcomm.kernel_cache import KernelCache
+from nvcomm.source_digest import source_digest
+
+# The name of the function in every object: objects are linked apart from each other.
+ENTRY = "nvcomm_kernel"
+# The driver version in the key of an entry that was compiled without a driver (`nvcomm compile`).
+AHEAD_OF_TIME = "none"
+
+log = logging.getLogger("nvcomm.jit")
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """A kernel that can be launched.
+
+    Attributes:
+        name: its name in the cache, a digest of everything that went into it.
+        launch: the raw TVM-FFI function; calling it directly saves 0.1 us and loses the typed errors.
+        fake_launch_args: the arguments it was compiled with as plain values, without the stream.
+    """
+
+    name: str
+    launch: Callable[..., Any]
+    fake_launch_args: tuple[Any, ...]
+
+    def __call__(self, *args: Any) -> None:
+        """Launches: the arguments of the kernel's `__call__`, with the stream handle (an int) last.
+
+        Raises:
+            CudaError: CUDA refused to load or to launch.
+            TypeError, ValueError: an argument does not fit its parameter; nothing was launched.
+        """
+        try:
+            self.launch(*args)
+        except (TypeError, ValueError):
+            raise
+        except Exception as error:
+            raise _cuda_error(error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Artifacts:
+    """What a kernel compiles to, for the compile checks.
+
+    Attributes:
+        arch: the architecture it was compiled for.
+        ptx: PTX text.
+        cubin: the ELF image.
+        usage: kernel name -> registers and local memory.
+    """
+
+    arch: str
+    ptx: str
+    cubin: bytes
+    usage: dict[str, Usage]
+
+
+def target_arch() -> str:
+    """The architecture to compile for: CUTE_DSL_ARCH, else that of the current GPU, such as `sm_90a`.
+
+    Raises:
+        UnsupportedError: neither is there.
+    """
+    arch = other("CUTE_DSL_ARCH")
+    if arch is None:
+        found = topology.current_arch()
+        if isinstance(found, topology.Unknown):
+            raise UnsupportedError(
+                f"there is no GPU to compile for ({found.reason}). Set CUTE_DSL_ARCH, for instance to sm_90a."
+            )
+        return found
+    return arch
+
+
+def compile_kernel(kernel: Any, *fake_args: Any, key: tuple[Any, ...]) -> CompiledKernel:
+    """Compiles `kernel` for `target_arch()`, or takes it from this process or the disk.
+
+    Args:
+        kernel: an object whose `__call__` is `@cute.jit`; its class lives in a file.
+        *fake_args: one placeholder for each parameter, such as `Int64(0)`; the stream's, `make_fake_stream()`, last.
+        key: everything that `kernel` was configured with: hashable, and its repr is the same in every process.
+
+    Raises:
+        UsageError: the key or an argument is not reproducible, or the cache folder is not safe to use.
+        UnsupportedError: no architecture to compile for.
+    """
+    arch = target_arch()
+    text = _describe_request(kernel, fake_args, key, arch)
+    with _LOCK:
+        compiled = _COMPILED.get(text)
+        if compiled is None:
+            name, function = _from_disk_or_compiler(kernel, fake_args, arch, text)
+            compiled = CompiledKernel(name, function, tuple(_plain(arg) for arg in fake_args[:-1]))
+            _COMPILED[text] = compiled
+    return compiled
+
+
+def preload(kernel: CompiledKernel, *args: Any) -> int:
+    """Loads `kernel` into the current context, launching nothing. Returns the number of GPU functions loaded.
+
+    CUDA loads a kernel at its first launch, and that load waits for the device: with another rank's kernel spinning
+    there it waits for ever. This captures one launch into a graph that is thrown away, and asks the driver to load
+    what the graph holds. Call it before anything spins on the device; it may wait for the device.
+
+    Args:
+        kernel: what `compile_kernel` returned.
+        *args: launch arguments without the stream; the kernel never sees them. Default: those it was compiled
+            with, as long as they are numbers and give a launch that CUDA accepts (a grid of 0 is not).
+
+    Raises:
+        CudaError: a driver call failed.
+        UsageError: no CUDA context is current (torch.cuda.set_device makes one).
+    """
+    if int(driver.call("cuCtxGetCurrent")) == 0:
+        raise UsageError("preload needs a current CUDA context: call torch.cuda.set_device(device) first.")
+    cuda = driver.load()
+    stream = driver.call("cuStreamCreate", cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
+    try:
+        # Relaxed: the library is loaded inside the capture, which the other modes may call unsafe.
+        driver.call("cuStreamBeginCapture", stream, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        try:
+            kernel(*(args or kernel.fake_launch_args), int(stream))
+        finally:
+            graph = driver.call("cuStreamEndCapture", stream)
+        try:
+            return _load_kernels_of(graph)
+        finally:
+            driver.call("cuGraphDestroy", graph)
+    finally:
+        driver.call("cuStreamDestroy", stream)
+
+
+def artifacts(kernel: Any, *fake_args: Any, arch: str | None = None) -> Artifacts:
+    """Compiles `kernel` for `arch` (default `target_arch()`), past every cache, and returns PTX and cubin."""
+    arch = arch or target_arch()
+    with _LOCK:
+        compiled = _compile(kernel, fake_args, arch, keep=True)
+    return Artifacts(arch, compiled.__ptx__, compiled.__cubin__, resource_usage(compiled.__cubin__))
+
+
+def cache_names(kernel: Any, *fake_args: Any, key: tuple[Any, ...], arch: str) -> tuple[str, ...]:
+    """The names that an entry for this kernel may have, first choice first (see docs/jit.md, "The cache")."""
+    return _names(_describe_request(kernel, fake_args, key, arch))
+
+
+# One process has one set of loaded kernels: CUDA never unloads what a captured graph may still launch.
+_COMPILED: dict[str, CompiledKernel] = {}
+# The DSL traces through process-wide state.
+_LOCK = threading.RLock()
+
+
+def _from_disk_or_compiler(kernel: Any, fake_args: tuple[Any, ...], arch: str, text: str) -> tuple[str, Any]:
+    cache = KernelCache(settings().cache_dir)
+    names = _names(text)
+    dumps = sorted(settings().dump)
+    for name in names:
+        if all(cache.exists(f"{name}.{kind}") for kind in dumps) and (body := cache.load(f"{name}.o")) is not None:
+            log.debug("%s: from %s", name, cache.path)
+            return name, _link(body)
+    log.info("%s: compiling for %s", type(kernel).__qualname__, arch)
+    compiled = _compile(kernel, fake_args, arch, keep=bool(dumps))
+    body = _export(compiled)
+    cache.store(f"{names[0]}.o", body)
+    for kind in dumps:
+        cache.write_text(f"{names[0]}.{kind}", compiled.__ptx__ if kind == "ptx" else _sass(compiled.__cubin__))
+    # The object is linked again rather than run as compiled: one path, whether it comes from the disk or not.
+    return names[0], _link(body)
+
+
+def _compile(kernel: Any, fake_args: tuple[Any, ...], arch: str, *, keep: bool) -> Any:
+    import cutlass.cute as cute
+
+    with tempfile.TemporaryDirectory(prefix="nvcomm-") as folder:
+        options = f"--enable-tvm-ffi --gpu-arch {arch}"
+        if keep:
+            options += f" --keep-ptx --keep-cubin --dump-dir {folder}"
+        return cute.compile(kernel, *fake_args, options=options)
+
+
+def _export(compiled: Any) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="nvcomm-") as folder:
+        path = f"{folder}/kernel.o"
+        compiled.export_to_c(path, function_name=ENTRY)
+        with open(path, "rb") as file:  # noqa: PTH123
+            return file.read()
+
+
+def _link(body: bytes) -> Callable[..., Any]:
+    """Links an object into this process. It goes through an anonymous file: what was checked is what is linked."""
+    from cutlass.cute.runtime import load_module
+
+    memory = os.memfd_create("nvcomm-kernel", os.MFD_CLOEXEC)
+    with os.fdopen(memory, "wb") as file:
+        file.write(body)
+        file.flush()
+        return load_module(f"/proc/self/fd/{memory}", enable_tvm_ffi=True)[ENTRY]
+
+
+def _describe_request(kernel: Any, fake_args: tuple[Any, ...], key: tuple[Any, ...], arch: str) -> str:
+    """Everything that decides what is compiled, except for the versions, as one text."""
+    kind = type(kernel)
+    arguments = [_describe(arg) for arg in fake_args]
+    text = json.dumps(
+        {
+            "kernel": f"{kind.__module__}.{kind.__qualname__}",
+            "key": repr(key),
+            "arguments": arguments,
+            "arch": arch,
+            "device_checks": settings().device_checks,
+            "source": source_digest(kind.__module__),
+        },
+        sort_keys=True,
+    )
+    if " at 0x" in text:
+        raise UsageError(
+            f"the key or an argument of {kind.__qualname__} prints an address, which differs from process to process: "
+            f"key={key!r}, arguments={arguments}. Use plain values, enums or dataclasses of them."
+        )
+    return text
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Cache names: for this driver, then for an entry made ahead of time.
+
+    The object holds machine code that the DSL's own assembler made, so an entry that was compiled without a driver
+    serves every driver; the driver is in the key because it can refuse an image, and a new one may not.
+    """
+    version = topology.driver_version()
+    drivers = [AHEAD_OF_TIME] if isinstance(version, topology.Unknown) else [str(version), AHEAD_OF_TIME]
+    stem = json.loads(text)["kernel"].rpartition(".")[2]
+    return tuple(
+        f"{stem}-{hashlib.sha256(json.dumps([text, _versions(), one]).encode()).hexdigest()}" for one in drivers
+    )
+
+
+def _versions() -> dict[str, str]:
+    import cutlass
+    import tvm_ffi
+
+    return {
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "machine": platform.machine(),
+        "dsl": cutlass.__version__,
+        "tvm_ffi": tvm_ffi.__version__,
+    }
+
+
+def _describe(arg: Any) -> Any:
+    """An argument as the compiler sees it: its type, and for a tensor its shape, strides and alignment."""
+    if isinstance(arg, list | tuple):
+        return [_describe(one) for one in arg]
+    if _is_number(arg) or type(arg).__name__ == "_FakeStream":
+        return type(arg).__name__
+    return f"{type(arg).__name__}: {getattr(arg, '__cache_key__', arg)!r}"
+
+
+def _plain(arg: Any) -> Any:
+    """The value to launch with that corresponds to a placeholder; anything but numbers stays as it is."""
+    if isinstance(arg, list | tuple):
+        return type(arg)(_plain(one) for one in arg)
+    return arg.value if _is_number(arg) and hasattr(arg, "value") else arg
+
+
+def _is_number(arg: Any) -> bool:
+    from cutlass.base_dsl.typing import Numeric
+
+    return isinstance(arg, bool | int | float | Numeric)
+
+
+def _load_kernels_of(graph: Any) -> int:
+    cuda = driver.load()
+    _, count = driver.call("cuGraphGetNodes", graph, 0)
+    nodes, _ = driver.call("cuGraphGetNodes", graph, count)
+    loaded = 0
+    for node in nodes[:count]:
+        if driver.call("cuGraphNodeGetType", node) != cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
+            continue
+        params = driver.call("cuGraphKernelNodeGetParams", node)
+        function = params.func if int(params.func) else driver.call("cuKernelGetFunction", params.kern)
+        driver.call("cuFuncLoad", function)
+        loaded += 1
+    return loaded
+
+
+def _sass(cubin: bytes) -> str:
+    from nvcomm.cubin import disassemble
+
+    return disassemble(cubin)
+
+
+def _cuda_error(error: Exception) -> Exception:
+    """The DSL's error as ours, if it carries a CUDA result; else itself."""
+    code = getattr(error, "_error_code", None)
+    name = getattr(error, "_error_name", "")
+    if isinstance(code, int):
+        return CudaError(code, name.decode() if isinstance(name, bytes) else str(name), "launch")
+    head, found, rest = str(error).partition("Got Cuda Runtime Error: ")
+    if found:
+        return CudaError(-1, rest.split()[0], "loading the kernel")
+    return error
