@@ -7,6 +7,16 @@ from __future__ import annotations
 class NvcommError(Exception):
     """Base of all errors raised by nvcomm."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickles message and attributes, whatever a subclass's constructor takes: workers hand errors to parents."""
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(cls: type[NvcommError], args: tuple[object, ...], attributes: dict[str, object]) -> NvcommError:
+    error = cls.__new__(cls, *args)
+    error.__dict__.update(attributes)
+    return error
+
 
 class UnsupportedError(NvcommError):
     """This machine, driver or build cannot do what was asked."""
