@@ -18,6 +18,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Ranks compare it when they meet: raise it with every change of what lies where, or of what a word means.
+LAYOUT_VERSION = 1
+
 WORD_BYTES = 4
 CHUNK_BYTES = 16
 CHUNK_WORDS = CHUNK_BYTES // WORD_BYTES
