@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from nvcomm.errors import UsageError
+
 # Packages whose modules may take part in a kernel.
 PACKAGES = frozenset({"nvcomm", "decode", "stress"})
 
@@ -22,9 +24,15 @@ def source_digest(module_name: str) -> str:
     """SHA-256 over the names and contents of the sources of `module_name`, which must be imported already.
 
     Read once per process: a file that is edited later does not change the kernel in memory either.
+
+    Raises:
+        UsageError: the module has no file (a kernel typed at a prompt): the DSL could not read its source either.
     """
     digest = hashlib.sha256()
-    for name, path in sorted(_closure(module_name).items()):
+    files = _closure(module_name)
+    if not files:
+        raise UsageError(f"module {module_name} has no source file. Put the kernel's class into a file.")
+    for name, path in sorted(files.items()):
         content = path.read_bytes()
         digest.update(f"{name} {len(content)}\n".encode())
         digest.update(content)
