@@ -106,7 +106,14 @@ def test_every_module_of_nvcomm_has_a_storey() -> None:
     layers = " ".join(PYPROJECT["tool"]["importlinter"]["contracts"][0]["layers"])
     named = {*re.findall(r"nvcomm\.(\w+)", layers)}
     found = {path.stem if path.is_file() else path.name for path in (ROOT / "nvcomm").iterdir() if _is_module(path)}
-    assert found - named - {"__init__", "_version"} == set()
+    assert found - named - {"__init__", "_version"} == set(), "name it in a layer of [tool.importlinter]"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_folder_of_modules_is_a_package(package: str) -> None:
+    """A folder without __init__.py would be left out by the layers, and silently merged with others of its name."""
+    folders = {path.parent for path in (ROOT / package).rglob("*.py")}
+    assert [str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
 def _is_module(path: Path) -> bool:
