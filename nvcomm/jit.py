@@ -222,7 +222,8 @@ def _link(body: bytes) -> Callable[..., Any]:
     with os.fdopen(memory, "wb") as file:
         file.write(body)
         file.flush()
-        return load_module(f"/proc/self/fd/{memory}", enable_tvm_ffi=True)[ENTRY]
+        function: Callable[..., Any] = load_module(f"/proc/self/fd/{memory}", enable_tvm_ffi=True)[ENTRY]
+        return function
 
 
 def _describe_request(kernel: Any, fake_args: tuple[Any, ...], key: tuple[Any, ...], arch: str) -> str:

@@ -6,11 +6,14 @@ Where there is no driver every answer is an `Unknown` with the reason, so that `
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from nvcomm import driver as cuda_driver
 from nvcomm.errors import CudaError, UnsupportedError
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,7 @@ def _text(raw: bytes | str) -> str:
     return raw if isinstance(raw, str) else raw.split(b"\0")[0].decode(errors="replace")
 
 
-def _ask(question: Any) -> Any:
+def _ask(question: Callable[[], Answer]) -> Answer | Unknown:
     try:
         return question()
     except (CudaError, UnsupportedError) as error:
