@@ -9,6 +9,8 @@ PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
 STRESS_ARGS ?= --world auto
+# Compilation is all computing: a process per core, where pytest-xdist is there. Other tests share cores already.
+PARALLEL = $(shell $(PY) -c 'import xdist; print("-n auto")' 2>/dev/null)
 
 # The folder of the sources comes first, so that VENV= needs no installed nvcomm.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
@@ -51,7 +53,7 @@ gpu-test: $(READY) ## only the tests that need a GPU
 	$(PY) -m pytest -m "gpu or gpus or multicast or sm90" $(PYTEST_ARGS)
 
 compile-check: $(READY) ## every variant of every kernel, for every architecture, without a GPU
-	$(PY) -m pytest -k test_compile_check --compile-all $(PYTEST_ARGS)
+	$(PY) -m pytest -k test_compile_check --compile-all $(PARALLEL) $(PYTEST_ARGS)
 
 lint: $(READY) ## ruff, its formatter in check mode, codespell
 	$(PY) -m ruff check .
