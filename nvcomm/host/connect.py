@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a group to working ranks: what they must agree on, their memory, their engines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nvcomm._version import __version__
+from nvcomm.errors import UsageError
+from nvcomm.group import Group, agree, local_groups
+from nvcomm.host.engine import HostEngine
+from nvcomm.mailbox import EMPTY, LAYOUT_VERSION, MailboxLayout
+from nvcomm.memory.host import HostMemory, connect, local_memories
+
+
+def open_memory(group: Group, max_bytes: int, timeout_s: float) -> tuple[HostMemory, MailboxLayout]:
+    """Mailboxes in shared memory for the processes of one host. Collective.
+
+    Raises:
+        CapabilityError: ranks disagree on world size, `max_bytes`, library version or layout, or the memory could not
+            be set up on one of them; the same text on every rank.
+        GroupError: a rank did not answer within `timeout_s`.
+    """
+    layout = _layout(group.world_size, max_bytes)
+    ours: dict[str, Any] = {
+        "max_bytes": max_bytes,
+        "nvcomm version": __version__,
+        "mailbox layout version": LAYOUT_VERSION,
+        "mailbox size in bytes": layout.size_bytes,
+    }
+    agree(group, "host/handshake", ours, timeout_s)
+    memory = connect(group, layout.size_bytes, armed_bytes=layout.faults_base, armed_word=EMPTY, timeout_s=timeout_s)
+    return memory, layout
+
+
+def local_engines(world_size: int, max_bytes: int, *, timeout_s: float = 30.0, **options: Any) -> list[HostEngine]:
+    """Engines whose ranks are threads of this process; element r is for rank r. `options` are `HostEngine`'s."""
+    layout = _layout(world_size, max_bytes)
+    memories = local_memories(world_size, layout.size_bytes, armed_bytes=layout.faults_base, armed_word=EMPTY)
+    return [
+        HostEngine(memory, layout, group, timeout_s=timeout_s, **options)
+        for memory, group in zip(memories, local_groups(world_size), strict=True)
+    ]
+
+
+def _layout(world_size: int, max_bytes: int) -> MailboxLayout:
+    if max_bytes < 1:
+        raise UsageError(f"max_bytes is {max_bytes}; wanted at least 1.")
+    return MailboxLayout(world_size, max_bytes)
