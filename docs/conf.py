@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sphinx configuration. Builds on a machine without a GPU, and without torch or the CuTe DSL."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -30,3 +31,12 @@ autodoc_typehints = "description"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+
+
+def setup(app):
+    """Our docstrings write `(*shape)` as Python does; to Sphinx a lone star opens emphasis."""
+    app.connect("autodoc-process-docstring", _escape_lone_stars)
+
+
+def _escape_lone_stars(app, what, name, obj, options, lines):  # noqa: PLR0913
+    lines[:] = [re.sub(r"(?<![\w*`\\])\*(?=\w)(?!\w+\*)", r"\\*", line) for line in lines]
