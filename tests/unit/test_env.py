@@ -156,8 +156,10 @@ def test_docs_list_the_variables_of_other_tools() -> None:
 
 
 def test_only_env_py_reads_variables() -> None:
-    """The library's own variables and the launchers' have one reader; setting one for a child is not reading it."""
-    reads = re.compile(r"os\.getenv|environ\.get\(|environ\[[^\]]+\](?!\s*=[^=])")
+    """The library's own variables and the launchers' have one reader; setting or restoring one is not reading it."""
+    reads = re.compile(r"""os\.getenv|environ\.get\(["']|environ\[["'][^\]]+\](?!\s*=[^=])""")
+    assert reads.search('os.environ["RANK"]')
+    assert not reads.search('os.environ["RANK"] = "0"')
     found = [
         f"{path.relative_to(ROOT)}:{number}"
         for package in ("nvcomm", "decode", "stress")
