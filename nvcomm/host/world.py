@@ -77,6 +77,7 @@ class ThreadWorld:
             device_checks=settings().device_checks,
             **engine_options,
         )
+        self.streams = (None,) * world_size
         self._threads = [ThreadPoolExecutor(1, f"nvcomm-rank-{rank}") for rank in range(world_size)]
 
     def run(self, ranks: Sequence[Rank], call: Callable[[Rank], Any]) -> None:

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of what a caller hands to a collective, before anything is launched."""
+
+from __future__ import annotations
+
+import torch
+
+from nvcomm.errors import UsageError
+
+
+def check_input(x: torch.Tensor, device: torch.device, max_bytes: int, op: str) -> None:
+    """Raises UsageError unless `x` is a dense, contiguous tensor on `device` of at most `max_bytes`."""
+    if not isinstance(x, torch.Tensor):
+        raise UsageError(f"{op}: got a {type(x).__name__}; wanted a torch.Tensor.")
+    if x.layout != torch.strided:
+        raise UsageError(f"{op}: got a tensor of layout {x.layout}; wanted a dense one: call .to_dense().")
+    if x.is_quantized:
+        raise UsageError(
+            f"{op}: got a quantized tensor ({x.dtype}); wanted a plain one: send .int_repr() and the scales."
+        )
+    if x.device != device:
+        raise UsageError(f"{op}: got a tensor on {x.device}; this communicator works on {device}: move it there.")
+    if x.requires_grad and torch.is_grad_enabled():
+        raise UsageError(
+            f"{op}: got a tensor that requires grad; collectives have no backward: detach it, or use torch.no_grad()."
+        )
+    if x.is_conj() or x.is_neg():
+        raise UsageError(f"{op}: got a lazy conjugate or negative view; call .resolve_conj().resolve_neg() first.")
+    if not x.is_contiguous():
+        raise UsageError(
+            f"{op}: got shape {tuple(x.shape)}, strides {x.stride()}; wanted a contiguous tensor: call .contiguous()."
+        )
+    if x.nbytes > max_bytes:
+        raise UsageError(
+            f"{op}: got {x.nbytes} bytes a rank; this communicator was built for at most {max_bytes}: "
+            f"build it with max_bytes={x.nbytes} or more."
+        )
+
+
+def check_output(out: torch.Tensor, x: torch.Tensor, shape: tuple[int, ...], op: str) -> None:
+    """Raises UsageError unless `out` can take the result: dtype and device of `x`, `shape`, and apart from `x`."""
+    if not isinstance(out, torch.Tensor):
+        raise UsageError(f"{op}: out is a {type(out).__name__}; wanted a torch.Tensor.")
+    if out.dtype != x.dtype or out.device != x.device or tuple(out.shape) != shape:
+        raise UsageError(
+            f"{op}: out is {out.dtype} {tuple(out.shape)} on {out.device}; wanted {x.dtype} {shape} on {x.device}."
+        )
+    if out.layout != torch.strided or not out.is_contiguous():
+        raise UsageError(f"{op}: out is not contiguous; wanted a dense contiguous tensor of shape {shape}.")
+    if out.requires_grad and torch.is_grad_enabled():
+        raise UsageError(f"{op}: out requires grad; collectives have no backward: detach it.")
+    if x.nbytes and out.data_ptr() < x.data_ptr() + x.nbytes and x.data_ptr() < out.data_ptr() + out.nbytes:
+        raise UsageError(
+            f"{op}: out overlaps the input, which is read while out is written: give it memory of its own."
+        )

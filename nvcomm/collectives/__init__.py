@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One collective per file: contract, config, kernel, launch."""

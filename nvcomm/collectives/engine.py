@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank's collectives on a GPU: its state block, its compiled kernels, and what the device recorded."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from cutlass import Int32, Int64
+from cutlass.cute.runtime import make_fake_stream
+
+from nvcomm import jit, mailbox
+from nvcomm.collectives.all_gather import AllGatherConfig, AllGatherKernel
+from nvcomm.collectives.late_copy import LateCopyKernel, stash_bytes
+from nvcomm.collectives.tensors import ACCESS_BYTES, access_bytes
+from nvcomm.errors import NvcommError, UnsupportedError, UsageError
+from nvcomm.group import Group
+from nvcomm.host.faults import Fault
+from nvcomm.mailbox import MailboxLayout
+from nvcomm.memory.virtual import VirtualMemory
+from nvcomm.options import Options
+from nvcomm.stats import Audit, Stats
+from nvcomm.streams import CallOrder
+
+if TYPE_CHECKING:
+    from nvcomm.memory.symmetric import SymmetricMemory
+
+THREADS = 256
+
+
+def fake_args(world_size: int) -> tuple[object, ...]:
+    """Placeholders for the parameters of `AllGatherKernel.__call__`."""
+    return (
+        *(Int64(0), Int64(0), [Int64(0)] * world_size, Int64(0), Int64(0), Int64(0), Int64(0)),
+        *(Int32(1), Int32(0), Int32(1), make_fake_stream()),
+    )
+
+
+class DeviceEngine:
+    """A rank's mailbox on a GPU and the kernels that work on it.
+
+    Not for several threads at once. Nothing here allocates or synchronises between `__init__` and `reset()`, so a
+    call can be captured (R9).
+    """
+
+    def __init__(
+        self,
+        memory: VirtualMemory | SymmetricMemory,
+        layout: MailboxLayout,
+        device: torch.device,
+        options: Options,
+        *,
+        max_ctas: int,
+        group: Group | None = None,
+    ) -> None:
+        """Arms the mailbox and loads every kernel. Peers may publish only once all ranks have done so.
+
+        Args:
+            memory: the mailboxes; the engine closes them with itself.
+            layout: what lies where in them.
+            device: this rank's GPU.
+            options: see there.
+            max_ctas: most CTAs of a launch (docs/mailbox.md R8).
+            group: the ranks, for `reset`; None where one process drives them all.
+        """
+        self.memory = memory
+        self.layout = layout
+        self.device = device
+        self.options = options
+        self.max_ctas = max_ctas
+        self.multicast = memory.multicast_ptr != 0
+        self.rank, self.world_size = memory.rank, memory.world_size
+        self._group = group
+        self._order = CallOrder(device)
+        self._state = torch.zeros(mailbox.STATE_WORDS, dtype=torch.int32, device=device)
+        self._fault = torch.zeros(mailbox.FAULT_WORDS, dtype=torch.int32, pin_memory=True)
+        self._fault_words = self._fault.numpy().view(np.uint32)
+        self._outbox: torch.Tensor | None = None
+        if options.protocol == "late-copy":
+            self._outbox = torch.zeros(stash_bytes(layout), dtype=torch.uint8, device=device)
+            self._state[mailbox.STATE_OUTBOX : mailbox.STATE_OUTBOX + 2].view(torch.int64).fill_(
+                self._outbox.data_ptr()
+            )
+        # the next rank's mailbox follows the own one, so that the ranks' stores spread over the destinations
+        peers = [memory.peer_ptrs[(self.rank + i) % self.world_size] for i in range(self.world_size)]
+        self._box_args = (
+            *(peers, memory.multicast_ptr, self._state.data_ptr(), self._fault.data_ptr()),
+            int(options.timeout_s * 1e9),
+        )
+        self._kernels = {width: self._compile(width) for width in ACCESS_BYTES}
+        self.arm(options.generation)
+
+    def _compile(self, width: int) -> jit.CompiledKernel:
+        config = AllGatherConfig(self.layout, width, self.multicast, self.options.pdl, THREADS)
+        kernel_type = AllGatherKernel if self.options.protocol == "mailbox" else LateCopyKernel
+        kernel = jit.compile_kernel(kernel_type(config), *fake_args(self.world_size), key=(config,))
+        jit.preload(kernel)  # R9
+        return kernel
+
+    def arm(self, generation: int) -> None:
+        """Empties the own mailbox and sets the state to slot 0 and `generation`; waits for the device."""
+        words = self.memory.local()
+        words[: self.layout.faults_base // 4].fill_(_signed(mailbox.EMPTY))
+        words[self.layout.faults_base // 4 :].zero_()
+        self._state[: mailbox.STATE_ESCAPES].zero_()
+        self._state[mailbox.STATE_GENERATION] = _signed(generation)
+        self._fault_words[:] = 0
+        torch.cuda.synchronize(self.device)
+
+    def reset(self) -> None:
+        """See `Communicator.reset` (docs/mailbox.md R10b)."""
+        if self._group is None:
+            raise UsageError("this rank is one of several in this process: call reset() of the virtual world.")
+        if self.multicast:
+            raise UnsupportedError(
+                "reset() of a communicator that publishes by multicast: a copy may still be on its way through the "
+                "switch. Close it on every rank and build a new one."
+            )
+        torch.cuda.synchronize(self.device)  # drain: own grids ended, and with them their stores
+        timeout_s = 2 * self.options.timeout_s  # another rank may still wait its own timeout out
+        answers = self._group.exchange("nvcomm.reset.drained", self.audit().generation, timeout_s)
+        self.arm((max(int(str(answer)) for answer in answers) + 1) & mailbox.GENERATION_MASK)
+        self._group.barrier("nvcomm.reset.armed", timeout_s)
+
+    def all_gather(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Launches one all-gather of checked tensors on the current stream; see `Communicator.all_gather`."""
+        num_bytes = x.nbytes
+        inp, result = x.data_ptr(), out.data_ptr()
+        width = access_bytes(inp, result, num_bytes)
+        ctas = min(self.max_ctas, math.ceil(mailbox.num_chunks(num_bytes) / THREADS))
+        stream, eager = self._order.enter()
+        self._kernels[width](inp, result, *self._box_args, num_bytes, self.rank, ctas, stream)
+        if eager:
+            self._order.leave(stream)
+
+    def fault(self) -> NvcommError | None:
+        """What the device recorded, if it did. Waits only after a fault, for a copy of the fault rows."""
+        own = Fault.load(self._fault_words)
+        if own is None:
+            return None
+        rows = self.memory.local()[self.layout.faults_base // 4 :].cpu().numpy().view(np.uint32)
+        return own.timeout_error(rows.reshape(-1, mailbox.FAULT_WORDS))
+
+    def state(self) -> np.ndarray:
+        """The state block as uint32; waits for the device."""
+        return self._state.cpu().numpy().view(np.uint32)
+
+    def stats(self) -> Stats:
+        """Counts since construction; waits for the device."""
+        state = self.state()
+        waits = state[mailbox.STATE_WAITS : mailbox.STATE_WAITS + self.world_size]
+        return Stats(
+            calls=(int(state[mailbox.STATE_GENERATION]) - self.options.generation) & mailbox.GENERATION_MASK,
+            bytes=int(state[mailbox.STATE_BYTES : mailbox.STATE_BYTES + 2].view(np.uint64)[0]),
+            escapes=int(state[mailbox.STATE_ESCAPES]),
+            longest_wait_us=tuple(int(wait) for wait in waits),
+        )
+
+    def audit(self) -> Audit:
+        """Reads the own mailbox back; waits for the device. Between calls every word of it is EMPTY (R3)."""
+        words = self.memory.local()[: self.layout.faults_base // 4]
+        dirty = int((words != _signed(mailbox.EMPTY)).sum().item())
+        state = self.state()
+        return Audit(int(state[mailbox.STATE_SLOT]), int(state[mailbox.STATE_GENERATION]), dirty)
+
+    def close(self) -> None:
+        """Lets go of mailbox and state; waits for the device, so that no kernel uses them any more."""
+        torch.cuda.synchronize(self.device)
+        self._kernels = {}
+        self.memory.close()
+
+
+def _signed(word: int) -> int:
+    """A 32-bit word as torch's int32 has it."""
+    return word - 2**32 if word >= 2**31 else word

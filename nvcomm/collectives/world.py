@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worlds of GPU ranks: a stream per rank in this process, or a process per rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from nvcomm import topology
+from nvcomm._version import __version__
+from nvcomm.collectives.all_gather import AllGatherConfig
+from nvcomm.collectives.engine import DeviceEngine
+from nvcomm.errors import UsageError
+from nvcomm.group import Group, StoreGroup, agree
+from nvcomm.mailbox import LAYOUT_VERSION, MailboxLayout
+from nvcomm.memory.symmetric import SymmetricMemory
+from nvcomm.memory.virtual import VirtualMemory
+from nvcomm.options import Options
+from nvcomm.residency import ctas_per_rank
+from nvcomm.streams import OwnedStream
+
+Rank = TypeVar("Rank")
+
+
+class CudaWorld:
+    """The ranks of a virtual world on one GPU.
+
+    Attributes:
+        engines: rank r's at index r.
+        streams: each rank's own stream.
+    """
+
+    def __init__(self, world_size: int, device: torch.device, options: Options) -> None:
+        refuse_capture()
+        layout = MailboxLayout(world_size, options.max_bytes)
+        max_ctas = most_ctas(layout, world_size, device, options)
+        with torch.cuda.device(device):
+            self._owned = [OwnedStream(device) for _ in range(world_size)]
+            memories = VirtualMemory.build(world_size, layout.size_bytes, device)
+            self.engines = [DeviceEngine(memory, layout, device, options, max_ctas=max_ctas) for memory in memories]
+        self.streams = [owned.stream for owned in self._owned]
+        self._device = device
+
+    def run(self, ranks: Sequence[Rank], call: Callable[[Rank], Any]) -> None:
+        """Calls every rank on its stream, forked from the current one and joined with it."""
+        current = torch.cuda.current_stream(self._device)
+        for stream in self.streams:
+            stream.wait_stream(current)
+        try:
+            for rank, stream in zip(ranks, self.streams, strict=True):
+                with torch.cuda.stream(stream):
+                    call(rank)
+        finally:  # also when a rank raised: a capture must not end with a stream unjoined
+            for stream in self.streams:
+                current.wait_stream(stream)
+
+    def reset(self) -> None:
+        """R10b in one process: the device drains, then every mailbox is armed before anybody may publish."""
+        torch.cuda.synchronize(self._device)
+        generation = max(engine.audit().generation for engine in self.engines) + 1
+        for engine in self.engines:
+            engine.arm(generation)
+
+    def close(self) -> None:
+        """Lets go of mailboxes and streams."""
+        for engine in self.engines:
+            engine.close()
+        for owned in self._owned:
+            owned.close()
+
+
+def build_peer(group: Group, device: torch.device, options: Options) -> DeviceEngine:
+    """One rank of a world of processes, each with a GPU or a share of one. Collective; see `Communicator`."""
+    refuse_capture()
+    if not isinstance(group, StoreGroup):
+        raise UsageError(f"group is a {type(group).__name__}; GPU ranks need a StoreGroup: PyTorch maps their memory.")
+    layout = MailboxLayout(group.world_size, options.max_bytes)
+    ours: dict[str, Any] = {
+        "max_bytes": options.max_bytes,
+        "pdl": options.pdl,
+        "device_share": options.device_share,
+        "generation": options.generation,
+        "protocol": options.protocol,
+        "nvcomm version": __version__,
+        "mailbox layout version": LAYOUT_VERSION,
+    }
+    agree(group, "nvcomm.peer.handshake", ours, options.timeout_s)
+    with torch.cuda.device(device):
+        uuids = group.exchange("nvcomm.peer.device", topology.device(device.index).uuid, options.timeout_s)
+        # Every rank launches the same grid: the one that fits the most crowded device.
+        crowd = max(uuids.count(uuid) for uuid in uuids)
+        max_ctas = most_ctas(layout, crowd, device, options)
+        fewest = min(int(str(ctas)) for ctas in group.exchange("nvcomm.peer.ctas", max_ctas, options.timeout_s))
+        memory = SymmetricMemory(group, device, layout.size_bytes, multicast=True, timeout_s=options.timeout_s)
+        try:
+            engine = DeviceEngine(memory, layout, device, options, max_ctas=fewest, group=group)
+            group.barrier("nvcomm.peer.armed", options.timeout_s)  # nobody publishes into a mailbox not yet armed
+        except BaseException:
+            memory.close()
+            raise
+    return engine
+
+
+def most_ctas(layout: MailboxLayout, ranks_on_device: int, device: torch.device, options: Options) -> int:
+    """CTAs that a rank may launch on `device` (R8)."""
+    return ctas_per_rank(
+        num_sms=topology.device(device.index).num_sms,
+        ctas_per_sm=AllGatherConfig(layout).ctas_per_sm,
+        ranks_on_device=ranks_on_device,
+        early_trigger=options.pdl == "early",
+        device_share=options.device_share,
+    )
+
+
+def refuse_capture() -> None:
+    """Raises UsageError while the current stream is captured: building allocates and synchronises (R9)."""
+    if torch.cuda.is_current_stream_capturing():
+        raise UsageError(
+            "a communicator was built while a CUDA graph is captured, which its allocations would break: "
+            "build it before the capture."
+        )

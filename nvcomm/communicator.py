@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The communicator: one rank's end of a group, its mailbox and its collectives."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from nvcomm.arguments import check_input, check_output
+from nvcomm.env import settings
+from nvcomm.errors import UsageError
+from nvcomm.group import as_group
+from nvcomm.options import DEFAULT_MAX_BYTES, Options, Pdl, Protocol
+from nvcomm.stats import Audit, Stats
+from nvcomm.worlds import Engine, build_rank
+
+
+class Communicator:
+    """One rank's end of a group.
+
+    Attributes:
+        rank: this rank.
+        world_size: number of ranks.
+        device: where its tensors live.
+        max_bytes: most bytes a rank contributes to a call.
+        stream: in a virtual world on a GPU, the rank's own stream; else None: calls go to the current stream.
+
+    Collective: every rank of the group constructs it, and makes the same calls on it in the same order (R7). Use one
+    communicator for each stream that shall run at the same time as others.
+
+    Example:
+        >>> comm = nvcomm.Communicator(dist.group.WORLD, "cuda")
+        >>> y = comm.all_gather(x)  # (world_size, *x.shape)
+    """
+
+    def __init__(
+        self,
+        group: Any = None,
+        device: torch.device | str | int | None = None,
+        *,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        timeout_s: float | None = None,
+        pdl: Pdl = "safe",
+        device_share: float = 0.5,
+        generation: int = 0,
+        protocol: Protocol = "mailbox",
+    ) -> None:
+        """Builds this rank's mailbox, finds the others', and loads every kernel. Collective, and blocking.
+
+        Args:
+            group: a torch process group, an mpi4py communicator, or an `nvcomm.group.Group`; default: torch's default
+                group where there is one, else the ranks that torchrun started.
+            device: this rank's device; default: the current GPU, or the CPU where there is none.
+            max_bytes: see `nvcomm.options.Options`, as for all that follow.
+            timeout_s: default: NVCOMM_TIMEOUT_S.
+            pdl: how GPU kernels follow each other.
+            device_share: fraction of the GPU that this communicator may hold.
+            generation: where the count of collectives starts.
+            protocol: "late-copy" is known to be wrong.
+
+        Raises:
+            UsageError: bad arguments, or called while a CUDA graph is captured.
+            CapabilityError: ranks disagree, or one cannot take part; the same text on every rank.
+            GroupError: a rank did not answer in time.
+            UnsupportedError: this machine cannot do it.
+        """
+        timeout_s = settings().timeout_s if timeout_s is None else timeout_s
+        options = Options(max_bytes, timeout_s, pdl, device_share, generation, protocol)
+        target = resolve_device(device)
+        self._attach(build_rank(as_group(group), target, options), target, max_bytes)
+
+    @classmethod
+    def from_engine(
+        cls, engine: Engine, device: torch.device, max_bytes: int, stream: torch.cuda.Stream | None = None
+    ) -> Self:
+        """A communicator over an engine that exists already, with a stream of its own (virtual worlds)."""
+        comm = cls.__new__(cls)
+        comm._attach(engine, device, max_bytes)
+        comm.stream = stream
+        return comm
+
+    def _attach(self, engine: Engine, device: torch.device, max_bytes: int) -> None:
+        self._engine: Engine | None = engine
+        self._pid = os.getpid()
+        self.stream: torch.cuda.Stream | None = None
+        self.rank = engine.rank
+        self.world_size = engine.world_size
+        self.device = device
+        self.max_bytes = max_bytes
+
+    @property
+    def engine(self) -> Engine:
+        """The engine below; raises UsageError once closed, or in a forked child."""
+        if self._engine is None:
+            raise UsageError(f"rank {self.rank}: this communicator is closed; build a new one.")
+        if os.getpid() != self._pid:
+            raise UsageError(
+                f"rank {self.rank}: this communicator belongs to process {self._pid} and was used in {os.getpid()}, "
+                "forked from it: build one in the child, or start processes with spawn."
+            )
+        return self._engine
+
+    def all_gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Every rank's `x`, bit for bit, in rank order.
+
+        Args:
+            x: (*shape) any dtype, contiguous, on this communicator's device; the same bytes on every rank, from 0 to
+                `max_bytes`.
+            out: (world_size, *shape), contiguous, apart from `x`; default: a new tensor.
+
+        Returns:
+            `out`: (world_size, *shape), the dtype of `x`.
+
+        Raises:
+            UsageError: an argument or the communicator's state is wrong; nothing was launched.
+            PeerTimeoutError: an earlier call timed out (CUDA), or this one did (CPU).
+
+        Ordering:
+            CUDA: on the current stream, not blocking, can be captured. Outside capture a call from another stream
+            runs behind the last one. CPU: returns when the result is there.
+        """
+        engine = self.engine
+        check_input(x, self.device, self.max_bytes, "all_gather")
+        shape = (self.world_size, *x.shape)
+        if out is None:
+            out = torch.empty(shape, dtype=x.dtype, device=x.device)
+        else:
+            check_output(out, x, shape, "all_gather")
+        self.check()
+        if x.nbytes:
+            engine.all_gather(x.detach(), out.detach())
+        return out
+
+    def check(self) -> None:
+        """Raises what this rank recorded, for instance PeerTimeoutError. Costs a memory read where all is well."""
+        error = self.engine.fault()
+        if error is not None:
+            raise error
+
+    def stats(self) -> Stats:
+        """Calls, bytes, escapes and longest waits since construction. CUDA: waits for the device."""
+        return self.engine.stats()
+
+    def audit(self) -> Audit:
+        """Reads this rank's mailbox back, between calls: anything but 0 dirty words is a bug. CUDA: waits."""
+        return self.engine.audit()
+
+    def reset(self) -> None:
+        """Brings a broken communicator back. Collective, blocking; every rank must be alive (R10b).
+
+        Raises:
+            GroupError: a rank did not take part in time; the communicator stays broken: build a new one.
+        """
+        self.engine.reset()
+
+    def close(self) -> None:
+        """Gives everything back. Local; call it on every rank once no call is under way."""
+        engine, self._engine = self._engine, None
+        if engine is not None and os.getpid() == self._pid:
+            engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_engine", None) is not None and self._pid == os.getpid():
+            warnings.warn(f"rank {self.rank}: a communicator was not closed", ResourceWarning, stacklevel=2)
+
+
+def resolve_device(device: torch.device | str | int | None) -> torch.device:
+    """The device with its index; the current GPU, or the CPU, where None."""
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    target = torch.device(device) if not isinstance(device, int) else torch.device("cuda", device)
+    if target.type not in ("cuda", "cpu"):
+        raise UsageError(f"device is {target}; wanted: a CUDA device or the CPU.")
+    if target.type == "cuda" and target.index is None:
+        target = torch.device("cuda", torch.cuda.current_device())
+    return target
+
+
+def virtual_world(world_size: int, device: torch.device | str | int | None = None, **options: object) -> VirtualWorld:
+    """All ranks in this process: streams on one GPU, or threads on the CPU. See `nvcomm.virtual.VirtualWorld`."""
+    from nvcomm.virtual import VirtualWorld
+
+    return VirtualWorld(world_size, device, **options)  # type: ignore[arg-type]
+
+
+if TYPE_CHECKING:
+    from nvcomm.virtual import VirtualWorld

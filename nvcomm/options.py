@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the builder of a communicator chose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nvcomm.errors import UsageError
+from nvcomm.mailbox import GENERATION_MASK, MAX_WORLD_SIZE
+
+Pdl = Literal["off", "safe", "early"]
+Protocol = Literal["mailbox", "late-copy"]
+DEFAULT_MAX_BYTES = 4 << 20
+_MOST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Choices that hold for the life of a communicator, the same on every rank unless said otherwise.
+
+    Attributes:
+        max_bytes: most bytes that a rank contributes to a call.
+        timeout_s: bound of every wait; may differ between ranks.
+        pdl: how GPU kernels follow each other (programmatic dependent launch). "off": plain launches. "safe": the
+            next kernel may be scheduled after this one's last store (R1 ii). "early": right after this one's wait
+            (R1 iii); the caller promises that whatever kernel follows a collective on its stream waits for it, by
+            griddepcontrol.wait or a plain launch, on every path.
+        device_share: fraction of the GPU's resident threads that this communicator may hold (R8). The shares of all
+            communicators that run at once on a device must not add up to more than 1.
+        generation: where the count of collectives starts; for tests of its wrap.
+        protocol: "late-copy" is known to be wrong: the negative control of tests and stress.
+    """
+
+    max_bytes: int = DEFAULT_MAX_BYTES
+    timeout_s: float = 30.0
+    pdl: Pdl = "safe"
+    device_share: float = 0.5
+    generation: int = 0
+    protocol: Protocol = "mailbox"
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a value that cannot work."""
+        wanted = {
+            "max_bytes": (16 <= self.max_bytes <= _MOST_BYTES, f"16 to {_MOST_BYTES}"),
+            "timeout_s": (0 < self.timeout_s < 1e6, "seconds above 0 and below 1e6"),
+            "pdl": (self.pdl in ("off", "safe", "early"), "'off', 'safe' or 'early'"),
+            "device_share": (0 < self.device_share <= 1, "above 0 and at most 1"),
+            "generation": (0 <= self.generation <= GENERATION_MASK, "an unsigned 32-bit count"),
+            "protocol": (self.protocol in ("mailbox", "late-copy"), "'mailbox' or 'late-copy'"),
+        }
+        for name, (good, range_) in wanted.items():
+            if not good:
+                raise UsageError(f"{name} is {getattr(self, name)!r}; wanted: {range_}.")
+
+
+def check_world_size(world_size: int) -> None:
+    """Raises UsageError unless there are kernels for `world_size` ranks."""
+    if not 1 <= world_size <= MAX_WORLD_SIZE:
+        raise UsageError(f"the group has {world_size} ranks; wanted: 1 to {MAX_WORLD_SIZE}.")

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A world whose ranks all live in this process: streams on one GPU, or threads on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from nvcomm.communicator import Communicator, resolve_device
+from nvcomm.env import settings
+from nvcomm.errors import UsageError
+from nvcomm.options import DEFAULT_MAX_BYTES, Options, Pdl, Protocol, check_world_size
+from nvcomm.worlds import build_world
+
+
+class VirtualWorld(Sequence[Communicator]):
+    """The communicators of all ranks, and calls that make them work together.
+
+    A rank's kernel waits for its peers' kernels, so whoever calls the ranks one by one on a GPU must not let the
+    device synchronise in between (R9). The group calls below see to that.
+
+    Example:
+        >>> with nvcomm.virtual_world(4) as world:
+        ...     ys = world.all_gather([x0, x1, x2, x3])
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        device: torch.device | str | int | None = None,
+        *,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        timeout_s: float | None = None,
+        pdl: Pdl = "safe",
+        device_share: float = 0.5,
+        generation: int = 0,
+        protocol: Protocol = "mailbox",
+    ) -> None:
+        """Builds every rank; see `nvcomm.options.Options` for the arguments, `Communicator` for the errors."""
+        timeout_s = settings().timeout_s if timeout_s is None else timeout_s
+        options = Options(max_bytes, timeout_s, pdl, device_share, generation, protocol)
+        check_world_size(world_size)
+        self.device = resolve_device(device)
+        self._backend = build_world(world_size, self.device, options)
+        self._comms = [
+            Communicator.from_engine(engine, self.device, max_bytes, stream)
+            for engine, stream in zip(self._backend.engines, self._backend.streams, strict=True)
+        ]
+
+    def all_gather(self, xs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
+        """One all-gather of all ranks: allocates for all before it launches any (R9).
+
+        Args:
+            xs: rank r's input at index r.
+            outs: rank r's output at index r, or None for new tensors; see `Communicator.all_gather`.
+
+        Returns:
+            The outputs, ready on the current stream.
+        """
+        if len(xs) != len(self) or (outs is not None and len(outs) != len(self)):
+            raise UsageError(
+                f"got {len(xs)} inputs and {len(outs or ())} outputs; wanted one for each of {len(self)} ranks."
+            )
+        results = list(outs) if outs is not None else [x.new_empty((len(self), *x.shape)) for x in xs]
+        self.run(lambda comm: comm.all_gather(xs[comm.rank], results[comm.rank]))
+        return results
+
+    def run(self, call: Callable[[Communicator], object]) -> None:
+        """Calls `call(comm)` for every rank on its own stream or thread, behind the current stream and before it."""
+        self._backend.run(self._comms, call)
+
+    def stream(self, rank: int) -> torch.cuda.Stream:
+        """The stream of `rank` on a GPU; capture graphs of single ranks on it."""
+        stream = self._comms[rank].stream
+        if stream is None:
+            raise UsageError("ranks on the CPU are threads: they have no stream.")
+        return stream
+
+    def reset(self) -> None:
+        """Brings every rank back after a fault; see `Communicator.reset`."""
+        self._backend.reset()
+
+    def close(self) -> None:
+        """Closes every rank."""
+        for comm in self._comms:
+            comm.close()
+        self._backend.close()
+
+    def __len__(self) -> int:
+        return len(self._comms)
+
+    def __getitem__(self, rank: int) -> Communicator:  # type: ignore[override]
+        return self._comms[rank]
+
+    def __iter__(self) -> Iterator[Communicator]:
+        return iter(self._comms)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

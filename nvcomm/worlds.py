@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engine a communicator gets: by the device, and by whether one process drives all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from nvcomm.errors import NvcommError
+from nvcomm.group import Group
+from nvcomm.options import Options, check_world_size
+from nvcomm.stats import Audit, Stats
+
+if TYPE_CHECKING:
+    from nvcomm.communicator import Communicator
+
+
+class Engine(Protocol):
+    """What works on one rank's mailbox: `nvcomm.host` for CPU tensors, `nvcomm.collectives` for CUDA tensors."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def all_gather(self, x: torch.Tensor, out: torch.Tensor) -> None: ...
+
+    def fault(self) -> NvcommError | None: ...
+
+    def stats(self) -> Stats: ...
+
+    def audit(self) -> Audit: ...
+
+    def reset(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class World(Protocol):
+    """All ranks in one process."""
+
+    @property
+    def engines(self) -> Sequence[Engine]: ...
+
+    @property
+    def streams(self) -> Sequence[torch.cuda.Stream | None]: ...
+
+    def run(self, ranks: Sequence[Communicator], call: Callable[[Communicator], Any]) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def build_rank(group: Group, device: torch.device, options: Options) -> Engine:
+    """One rank of a world of processes. Collective; see `Communicator`."""
+    check_world_size(group.world_size)
+    if device.type == "cuda":
+        from nvcomm.collectives.world import build_peer
+
+        return build_peer(group, device, options)
+    from nvcomm.host.world import build_rank as build_host
+
+    return build_host(group, options, mutations=_host_mutations(options))
+
+
+def build_world(world_size: int, device: torch.device, options: Options) -> World:
+    """All ranks in this process; see `nvcomm.virtual.VirtualWorld`."""
+    check_world_size(world_size)
+    if device.type == "cuda":
+        from nvcomm.collectives.world import CudaWorld
+
+        return CudaWorld(world_size, device, options)
+    from nvcomm.host.world import ThreadWorld
+
+    return ThreadWorld(world_size, options, mutations=_host_mutations(options))
+
+
+def _host_mutations(options: Options) -> frozenset[str]:
+    return frozenset() if options.protocol == "mailbox" else frozenset({options.protocol})
