@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every collective compiles for every architecture, and its PTX and SASS are what docs/mailbox.md asks for.
+
+`make test` takes one variant of each kernel and transport; `--compile-all` takes all.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+pytest.importorskip("cutlass")
+
+from nvcomm import jit  # noqa: E402
+from nvcomm.collectives.tensors import ACCESS_BYTES  # noqa: E402
+from nvcomm.compile import ARCHES, Variant, variants  # noqa: E402
+from nvcomm.cubin import disassemble, find_nvdisasm  # noqa: E402
+from nvcomm.mailbox import MAX_WORLD_SIZE  # noqa: E402
+from tests.unit import compile_checks as checks  # noqa: E402
+from tests.unit.ptx_model import Kernel, parse  # noqa: E402
+
+MAX_BYTES = 4 << 20
+TRANSPORTS = ("peer", "multicast")
+
+
+def one_of_each():
+    """One variant of each kernel and transport, four ranks and the widest accesses."""
+    seen = set()
+    for variant in variants([4], MAX_BYTES, "safe", TRANSPORTS):
+        kind = (type(variant.kernel), variant.key[0].multicast)
+        if kind not in seen:
+            seen.add(kind)
+            yield variant
+
+
+def every_variant():
+    for pdl in ("off", "safe", "early"):
+        yield from variants(range(1, MAX_WORLD_SIZE + 1), MAX_BYTES, pdl, TRANSPORTS)
+
+
+_MADE: dict[tuple[object, ...], jit.Artifacts] = {}
+
+
+def compiled(variant: Variant, arch: str) -> jit.Artifacts:
+    """Compiles once per variant and architecture; the negative controls look at the same PTX again."""
+    place = (type(variant.kernel), variant.key, arch)
+    if place not in _MADE:
+        _MADE[place] = jit.artifacts(variant.kernel, *variant.fake_args, arch=arch)
+    return _MADE[place]
+
+
+def check(variant: Variant, arch: str) -> Kernel:
+    """Asserts everything about one variant; returns its PTX."""
+    made = compiled(variant, arch)
+    assert f".target {arch}" in made.ptx
+    (kernel,) = parse(made.ptx)
+    config = variant.key[0]
+    roles = checks.parameter_roles(variant.kernel, variant.fake_args)
+    checks.check_multicast(kernel, roles, used=config.multicast)
+    checks.check_mailbox(kernel, roles, stores=not config.multicast)
+    checks.check_no_escape(kernel, roles)
+    checks.check_no_nc(kernel, roles)
+    checks.check_wait_first(kernel, roles, pdl=config.pdl != "off")
+    if config.pdl != "early":  # R1 (iii): there the caller promises that the next kernel waits
+        checks.check_release_before_trigger(kernel)
+    checks.check_no_trap(kernel)
+    for name, usage in made.usage.items():
+        assert usage.frame_bytes == 0, f"{name} spills {usage.frame_bytes} bytes"
+    if find_nvdisasm() is not None:
+        checks.check_no_local_memory(disassemble(made.cubin))
+    return kernel
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("variant", list(one_of_each()), ids=lambda variant: variant.name)
+def test_compile_check_each_kernel_and_transport(variant, arch):
+    check(variant, arch)
+
+
+@pytest.mark.compile_all
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize(
+    "variant", list(every_variant()), ids=lambda variant: f"{variant.name}, pdl {variant.key[0].pdl}"
+)
+def test_compile_check_every_variant(variant, arch):
+    check(variant, arch)
+
+
+def test_compile_check_covers_both_transports_and_every_access_width():
+    assert {variant.key[0].multicast for variant in one_of_each()} == {False, True}
+    widths = {variant.key[0].access_bytes for variant in every_variant()}
+    assert widths == set(ACCESS_BYTES)
+
+
+def test_compile_check_finds_a_multicast_kernel_that_claims_to_have_none():
+    """Negative control on real PTX: the multicast kernel's roles with two parameters exchanged."""
+    variant = next(v for v in one_of_each() if v.key[0].multicast)
+    (kernel,) = parse(compiled(variant, "sm_90a").ptx)
+    roles = checks.parameter_roles(variant.kernel, variant.fake_args)
+    (multicast,) = (index for index, role in roles.items() if role == "multicast")
+    peer = next(index for index, role in roles.items() if role == "mailbox")
+    with pytest.raises(AssertionError, match="wanted none"):
+        checks.check_multicast(kernel, roles, used=False)
+    with pytest.raises(AssertionError, match="multicast"):
+        checks.check_multicast(kernel, roles | {multicast: "mailbox", peer: "multicast"}, used=True)
+    with pytest.raises(AssertionError, match="R4 wants"):
+        checks.check_mailbox(kernel, roles | {multicast: "mailbox"}, stores=False)
+
+
+def test_compile_check_finds_the_missing_fence_of_an_early_trigger():
+    """Negative control on real PTX: what R1 (iii) allows is what R1 (ii) forbids."""
+    variant = next(iter(variants([2], MAX_BYTES, "early", ["peer"])))
+    (kernel,) = parse(compiled(variant, "sm_90a").ptx)
+    with pytest.raises(AssertionError, match="can follow"):
+        checks.check_release_before_trigger(kernel)
+
+
+def test_compile_check_names_parameters_as_the_kernels_do():
+    variant = next(one_of_each())
+    (kernel,) = parse(compiled(variant, "sm_90a").ptx)
+    roles = checks.parameter_roles(variant.kernel, variant.fake_args)
+    assert sorted(roles.values()) == ["mailbox"] * 4 + ["multicast", "state"]
+    assert max(roles) < len(kernel.parameters)
+    assert set(itertools.pairwise([i for i, role in roles.items() if role == "mailbox"])) == {(2, 3), (3, 4), (4, 5)}
