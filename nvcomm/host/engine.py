@@ -115,11 +115,7 @@ class HostEngine:
                 result[...] = FILL
                 raise error
             call = headers.Call("all_gather", str(x.dtype).removeprefix("torch."), len(payload), self.generation, tag)
-            self._all_gather.run(payload, result, call)
-        except NvcommError as error:
-            if self._port.state[STATE_BROKEN] and self._error is None:
-                self._error = error
-            raise
+            self._run(payload, result, call)
         finally:
             self._leave()
 
@@ -209,6 +205,21 @@ class HostEngine:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _run(self, payload: Bytes, result: Bytes, call: headers.Call) -> None:
+        try:
+            self._all_gather.run(payload, result, call)
+        except NvcommError as error:
+            self._error = error
+            raise
+        except BaseException as error:
+            # Somewhere between publish and clear: the mailboxes are no longer what the next call expects.
+            self._port.state[STATE_BROKEN] = 1
+            self._error = NvcommError(
+                f"rank {self.rank}: {type(error).__name__} ended generation {call.generation} half-way. Call reset() "
+                f"on every rank, or build a new communicator."
+            )
+            raise
 
     def _usable(self) -> None:
         if os.getpid() != self._pid:

@@ -29,17 +29,17 @@ class ClearsAfterNextPublish(AllGather):
 
     def collect(self, slot: int, num_words: int, out: Bytes, waiting: Waiting) -> None:
         super().collect(slot, num_words, out, waiting)
+        self.clear_due()
+        self._due, self._held = self._held, []
+
+    def clear_due(self) -> None:
+        """Too late: a peer may have published the next generation of the slot."""
         for words in self._due:
             clear_words(words)
-        self._due, self._held = self._held, []
 
 
 class OwnRowFromRegisters(AllGather):
     """R2 off: the own row is neither waited for nor cleared."""
-
-    def __init__(self, port: Port, device_checks: int) -> None:
-        super().__init__(port, device_checks)
-        self._payload: Bytes | None = None
 
     def run(self, payload: Bytes, out: Bytes, call: headers.Call) -> None:
         super().run(payload, out, call)

@@ -30,8 +30,6 @@ EMPTY_WORD = np.uint32(EMPTY)
 ESCAPE_WORD = np.uint32(ESCAPE)
 _ZERO = np.uint32(0)
 
-_barrier_lock = threading.Lock()
-
 
 def require_x86_64() -> None:
     """Raises UnsupportedError where the order of stores is not the one that the host world is built on."""
@@ -66,7 +64,7 @@ def full_barrier() -> None:
     releasing it is another locked instruction. On x86-64 a locked instruction drains the store buffer and the
     write-combining buffers, and no load or store passes it in either direction (Intel SDM 3A, 8.2.2 and 11.10). Plain
     stores would stay in order without it; the fast-string and streaming stores that a C library may use would not.
-    The lock is uncontended or not, as threads of several ranks have it: taking it is what counts.
+    The lock is new each time: nobody contends for it, and a forked child cannot find it taken.
     """
-    with _barrier_lock:
+    with threading.Lock():
         pass

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks as threads of the test's process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from nvcomm.host import HostEngine, local_engines
+
+
+class Ranks:
+    """Engines that work on one set of mailboxes, and a thread for each."""
+
+    def __init__(self, engines: list[HostEngine]) -> None:
+        self.engines = engines
+
+    def run(self, work: Callable[[HostEngine], Any], limit_s: float = 60.0) -> list[Any]:
+        """`work(engine)` on every rank at once; element r is its result, or the exception that it raised."""
+        results: list[Any] = [None] * len(self.engines)
+
+        def one(rank: int) -> None:
+            try:
+                results[rank] = work(self.engines[rank])
+            except Exception as error:  # noqa: BLE001
+                results[rank] = error
+
+        threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(len(results))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(limit_s)
+            assert not thread.is_alive(), "a rank hangs"
+        return results
+
+    def run_clean(self, work: Callable[[HostEngine], Any]) -> list[Any]:
+        """The same; no rank may raise, and afterwards every word is EMPTY and all ranks are at one place."""
+        results = self.run(work)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        self.assert_audit()
+        return results
+
+    def assert_audit(self) -> None:
+        """Every mailbox is empty, and all ranks are at one generation and slot."""
+        audits = [engine.audit() for engine in self.engines]
+        assert [audit.dirty_words for audit in audits] == [0] * len(audits)
+        assert len({(audit.slot, audit.generation) for audit in audits}) == 1
+
+
+@pytest.fixture
+def ranks() -> Iterator[Callable[..., Ranks]]:
+    """A factory: `ranks(world_size, max_bytes=..., **HostEngine options)`."""
+    opened: list[HostEngine] = []
+
+    def build(world_size: int, max_bytes: int = 1 << 16, **options: Any) -> Ranks:
+        engines = local_engines(world_size, max_bytes, **options)
+        opened.extend(engines)
+        return Ranks(engines)
+
+    yield build
+    for engine in opened:
+        engine.close()
+
+
+@pytest.fixture
+def gather() -> Callable[..., torch.Tensor]:
+    """`gather(engine, x)`: a new output tensor, poisoned before the call."""
+
+    def call(engine: HostEngine, x: torch.Tensor, **options: Any) -> torch.Tensor:
+        out = torch.full((engine.world_size, x.numel() * x.element_size()), 0x5A, dtype=torch.uint8)
+        engine.all_gather(x, out, **options)
+        return out
+
+    return call

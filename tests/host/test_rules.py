@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each rule of docs/mailbox.md, with its negative control: the same work fails once the rule is off.
+
+The work is arranged so that the rare moment comes every time: a rank sleeps at the step that the rule is about.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+from nvcomm.errors import CollectiveMismatchError, PeerTimeoutError, UsageError
+from nvcomm.host.all_gather import AllGather
+from nvcomm.host.transport import DirectTransport
+from nvcomm.host.words import store_words
+from nvcomm.mailbox import EMPTY
+
+STALL_S = 0.05
+TIMEOUT_S = 0.4
+
+
+def fill(rank: int, call: int, size: int) -> torch.Tensor:
+    return torch.full((size,), 1 + 16 * call + rank, dtype=torch.uint8)
+
+
+def count_bad(world, gather, sizes, late_rank=None):
+    """Gathers of `sizes` in turn; the number of wrong bytes over all ranks."""
+
+    def work(engine):
+        bad = 0
+        for call, size in enumerate(sizes):
+            if engine.rank == late_rank:
+                time.sleep(STALL_S)
+            out = gather(engine, fill(engine.rank, call, size))
+            for rank, row in enumerate(out):
+                bad += int((row != fill(rank, call, size)).sum())
+        return bad
+
+    results = world.run(work)
+    errors = [result for result in results if isinstance(result, Exception)]
+    if errors:
+        raise errors[0]
+    return sum(results)
+
+
+def slow(engine, step: str) -> None:
+    """Makes `engine` sleep before `step`."""
+    collective = engine._all_gather
+    original = getattr(collective, step)
+
+    def sleeping(*args):
+        time.sleep(STALL_S)
+        return original(*args)
+
+    setattr(collective, step, sleeping)
+
+
+@pytest.mark.parametrize("off", [False, True], ids=["on", "off"])
+def test_R1_clears_land_before_the_next_publish(ranks, gather, off):
+    """Rank 0 is slow to clear; rank 1 must not have published into the slot again meanwhile."""
+    world = ranks(2, timeout_s=TIMEOUT_S, mutations=frozenset({"R1"} if off else ()))
+    slow(world.engines[0], "clear_due" if off else "clear")
+    if off:
+        with pytest.raises(PeerTimeoutError):  # its clear killed a word of rank 1
+            count_bad(world, gather, [64] * 6)
+    else:
+        assert count_bad(world, gather, [64] * 6) == 0
+        world.assert_audit()
+
+
+@pytest.mark.parametrize("off", [False, True], ids=["on", "off"])
+def test_R2_a_rank_waits_for_its_own_copy(ranks, gather, off):
+    world = ranks(2, mutations=frozenset({"R2"} if off else ()))
+    assert count_bad(world, gather, [64, 32]) == 0
+    dirty = [engine.audit().dirty_words for engine in world.engines]
+    assert dirty == ([64 // 4 + 32 // 4] * 2 if off else [0, 0])
+
+
+@pytest.mark.parametrize("off", [False, True], ids=["on", "off"])
+def test_R3_clear_exactly_what_was_collected(ranks, gather, off):
+    """Slot 0 sees 64, then 64 bytes again; a clear by the smaller call between leaves words behind."""
+    world = ranks(2, mutations=frozenset({"R3"} if off else ()))
+    bad = count_bad(world, gather, [64, 16, 64, 16, 64], late_rank=0)
+    assert (bad > 0) is off
+    if not off:
+        world.assert_audit()
+
+
+class SecondHalfFirst(DirectTransport):
+    """Delivers the second half of a row, and after a while the first: an order that R4 allows."""
+
+    def store(self, lane, target, words):
+        half = len(words) // 2
+        store_words(target[half:], words[half:])
+        time.sleep(STALL_S)
+        store_words(target[:half], words[:half])
+
+
+@pytest.mark.parametrize("off", [False, True], ids=["on", "off"])
+def test_R4_every_word_is_its_own_flag(ranks, gather, off):
+    world = ranks(2, mutations=frozenset({"R4"} if off else ()))
+    world.engines[1]._port.transport = SecondHalfFirst()
+    assert (count_bad(world, gather, [64, 64]) > 0) is off
+
+
+@pytest.mark.parametrize("off", [False, True], ids=["on", "off"])
+def test_R5_reserved_words_never_travel(ranks, gather, off):
+    world = ranks(2, timeout_s=TIMEOUT_S, mutations=frozenset({"R5"} if off else ()))
+    x = torch.full((8,), EMPTY - 2**32, dtype=torch.int32)
+    results = world.run(lambda engine: gather(engine, x).view(torch.int32))
+    if off:
+        assert all(isinstance(result, PeerTimeoutError) for result in results)
+    else:
+        assert all(torch.equal(result, torch.stack([x, x])) for result in results)
+
+
+@pytest.mark.parametrize("off", [False, True], ids=["on", "off"])
+def test_R6_slots_are_used_in_turn(ranks, gather, off):
+    world = ranks(2, timeout_s=TIMEOUT_S, mutations=frozenset({"R6"} if off else ()))
+    slow(world.engines[0], "clear")
+    if off:
+        with pytest.raises(PeerTimeoutError):
+            count_bad(world, gather, [64] * 4)
+    else:
+        assert count_bad(world, gather, [64] * 4) == 0
+
+
+@pytest.mark.parametrize("off", [False, True], ids=["on", "off"])
+def test_R7_overlapping_calls_are_refused(ranks, gather, off):
+    """Rank 0 waits for rank 1 in one thread while another thread calls too."""
+    world = ranks(2, timeout_s=TIMEOUT_S, mutations=frozenset({"R7"} if off else ()))
+    engine = world.engines[0]
+    x = torch.zeros(16)
+    first = threading.Thread(target=lambda: pytest.raises(PeerTimeoutError, gather, engine, x))
+    first.start()
+    while not engine._busy.locked():
+        time.sleep(0.001)
+    started = time.monotonic()
+    with pytest.raises(PeerTimeoutError if off else UsageError):
+        gather(engine, x)
+    assert (time.monotonic() - started < TIMEOUT_S / 2) is not off
+    first.join()
+
+
+@pytest.mark.parametrize("off", [False, True], ids=["on", "off"])
+def test_R10_every_wait_is_bounded(ranks, gather, off):
+    world = ranks(2, timeout_s=0.2, mutations=frozenset({"R10"} if off else ()))
+
+    def work(engine):
+        if engine.rank == 1:
+            time.sleep(0.8)
+        started = time.monotonic()
+        try:
+            return gather(engine, torch.zeros(4)), time.monotonic() - started
+        except PeerTimeoutError as error:
+            return error, time.monotonic() - started
+
+    result, seconds = world.run(work)[0]
+    assert isinstance(result, PeerTimeoutError) is not off
+    assert seconds < 0.7 or off
+
+
+@pytest.mark.parametrize("off", [False, True], ids=["on", "off"])
+def test_R10b_reset_empties_the_mailboxes(ranks, gather, off):
+    """Rank 0 published and gave up; without the reset's step (3) rank 1 reads those words in the next gather."""
+    world = ranks(2, timeout_s=0.2, mutations=frozenset({"R10b"} if off else ()))
+    with pytest.raises(PeerTimeoutError):
+        gather(world.engines[0], fill(0, 9, 64))
+    assert world.run(lambda engine: engine.reset(5.0)) == [None, None]
+    assert (count_bad(world, gather, [64], late_rank=0) > 0) is off
+
+
+@pytest.mark.parametrize("off", [False, True], ids=["on", "off"])
+def test_R11_ranks_agree_on_the_call(ranks, off):
+    world = ranks(2, device_checks=1, timeout_s=TIMEOUT_S, mutations=frozenset({"R11"} if off else ()))
+
+    def work(engine):
+        x = torch.ones(4, dtype=torch.float32 if engine.rank else torch.int32)
+        out = torch.zeros((2, 4), dtype=x.dtype)
+        engine.all_gather(x, out)
+
+    results = world.run(work)
+    if off:
+        assert results == [None, None]
+    else:
+        assert all(isinstance(result, CollectiveMismatchError) for result in results)
+
+
+@pytest.mark.parametrize("off", [False, True], ids=["on", "off"])
+def test_R12_an_empty_call_advances_nothing(ranks, gather, off):
+    """An empty call that takes a slot lets rank 1 publish into the slot that rank 0 is still about to clear."""
+    world = ranks(2, timeout_s=TIMEOUT_S, mutations=frozenset({"R12"} if off else ()))
+    slow(world.engines[0], "clear")
+    if off:
+        with pytest.raises(PeerTimeoutError):
+            count_bad(world, gather, [64, 0, 64])
+    else:
+        assert count_bad(world, gather, [64, 0, 64]) == 0
+        assert [engine.generation for engine in world.engines] == [2, 2]
+
+
+def test_late_copy_reads_stale_words_and_the_mailbox_does_not(ranks, gather):
+    sizes = [16, 64, 48, 16, 64, 16]
+    assert count_bad(ranks(2), gather, sizes, late_rank=1) == 0
+    with_late_copy = ranks(2, timeout_s=TIMEOUT_S, mutations=frozenset({"late-copy"}))
+    seen = with_late_copy.run(
+        lambda engine: [
+            (gather(engine, fill(engine.rank, call, size)), call, size) for call, size in enumerate(sizes[:3])
+        ]
+    )
+    bad = sum(
+        int((row != fill(rank, call, size)).sum())
+        for result in seen
+        if not isinstance(result, Exception)
+        for out, call, size in result
+        for rank, row in enumerate(out)
+    )
+    assert bad > 0
+
+
+def test_no_rule_is_off_unless_it_is_asked_for(ranks):
+    assert type(ranks(1).engines[0]._all_gather) is AllGather
+    with pytest.raises(UsageError, match="R99"):
+        ranks(1, mutations=frozenset({"R99"}))
