@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse MLA decode beside the floor of its gather, in one run on one GPU.
+
+    python -m benchmarks.sparse_mla [--records plain_fp8] [--query bf16] [--tokens 1 6 12 24 48] [--columns 640 128]
+
+Every call of a graph has its own query, lists and output, over pools of 768 MB; 300 MB are read before each replay:
+what a call reads comes from HBM. Time of a call: median over the replays of (graph / calls). Outputs of the first and
+last call are held to the reference before and after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import statistics
+import sys
+from collections.abc import Callable
+
+import torch
+
+from decode import sparse_mla as op
+from decode.kv_cache import LAYOUTS, PLAIN_FP8, RecordLayout, RecordView, record_view
+from decode.reference import sparse_mla as reference
+from decode.sparse_mla import ColumnSet, sparse_mla
+
+BARS_US = {1: 6.5, 6: 7.0, 12: 7.5, 24: 9.5, 48: 14.0}
+CALLS = 40
+REPLAYS = 15
+WINDOW = 128
+POOL_SLOTS = (1 << 18, 1 << 20)
+BLOCKS = (32, 128)
+FLUSH_BYTES = 300 << 20
+
+
+def main() -> int:
+    """Prints the table; 1 if data was wrong."""
+    options = _parse()
+    layout = next(layout for layout in LAYOUTS if layout.name == options.records)
+    torch.manual_seed(options.seed)
+    pools = [_pool(layout, slots, block) for slots, block in zip(POOL_SLOTS, BLOCKS, strict=True)]
+    flush = torch.zeros(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
+    print(f"# {torch.cuda.get_device_name()}, records {layout.name}, query {options.query}, {options.heads} heads")
+    print(
+        "# us per call, `plain` and `pdl` edges in the graph; err: RMS error over that of rounding to BF16, at most 2"
+    )
+    print("columns tokens | plain floor  + | pdl floor  + |  bar | err")
+    wrong = 0
+    for columns in options.columns:
+        for tokens in options.tokens:
+            calls = [_call(pools, tokens, columns, options) for _ in range(CALLS)]
+            before = max(_error(calls[i]) for i in (0, -1))
+            times = {}
+            for pdl in (False, True):
+                times[pdl] = _time(functools.partial(_run, pdl=pdl), calls, flush)
+                times[pdl, "floor"] = _time(_floor(columns, pdl), calls, flush) if layout == PLAIN_FP8 else float("nan")
+            error = max(before, *(_error(calls[i]) for i in (0, -1)))
+            wrong += not error <= 2.0
+            bar = BARS_US.get(tokens, float("nan")) if columns == 640 else float("nan")
+            cells = " | ".join(
+                f"{times[pdl]:5.2f} {times[pdl, 'floor']:5.2f} {times[pdl] - times[pdl, 'floor']:4.2f}"
+                for pdl in (False, True)
+            )
+            print(f"{columns:7} {tokens:6} | {cells} | {bar:4.1f} | {error:.2f}", flush=True)
+    return 1 if wrong else 0
+
+
+@dataclasses.dataclass
+class Call:
+    """Tensors of one call."""
+
+    q: torch.Tensor
+    window: ColumnSet
+    topk: ColumnSet | None
+    sink: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
+    slots: torch.Tensor
+
+
+def _call(pools: list[RecordView], tokens: int, columns: int, options: argparse.Namespace) -> Call:
+    slots = torch.cat(
+        [
+            torch.randint(0, view.num_slots, (tokens, width), dtype=torch.int32, device="cuda")
+            for view, width in zip(pools, (min(columns, WINDOW), max(columns - WINDOW, 0)), strict=True)
+        ],
+        dim=1,
+    )
+    q = torch.randn(tokens, options.heads, 512, device="cuda")
+    shape = (tokens, options.heads)
+    return Call(
+        q.to(torch.float8_e4m3fn) if options.query == "fp8" else q.bfloat16(),
+        ColumnSet(pools[0], slots[:, :WINDOW]),
+        ColumnSet(pools[1], slots[:, WINDOW:]) if columns > WINDOW else None,
+        torch.randn(options.heads, device="cuda"),
+        torch.empty(*shape, 512, dtype=torch.bfloat16, device="cuda"),
+        torch.empty(*shape, device="cuda"),
+        slots,
+    )
+
+
+def _run(call: Call, pdl: bool) -> None:
+    original = op.compiled
+    # The public function launches for PDL; the plain edge is measured through the same path.
+    op.compiled = lambda cfg: original(dataclasses.replace(cfg, pdl=pdl))
+    try:
+        sparse_mla(call.q, call.window, call.topk, sink=call.sink, out=call.out, lse=call.lse)
+    finally:
+        op.compiled = original
+
+
+def _floor(columns: int, pdl: bool) -> Callable[[Call], None]:
+    from cutlass.cute.runtime import make_fake_stream
+
+    from benchmarks.sparse_mla_floor import GatherFloorKernel, fake_arguments
+    from nvcomm.jit import compile_kernel
+
+    chunks = -(-columns // 128)
+    kernel = compile_kernel(GatherFloorKernel(chunks, pdl), *fake_arguments(), make_fake_stream(), key=(chunks, pdl))
+
+    def run(call: Call) -> None:
+        # Slots of the smaller pool are slots of the larger one too; which records are read does not matter here.
+        pool = (call.topk or call.window).records.pages
+        kernel(
+            call.slots.data_ptr(), call.slots.stride(0) * 4, pool.data_ptr(), call.lse.data_ptr(), call.q.shape[0],
+            torch.cuda.current_stream().cuda_stream,
+        )  # fmt: skip
+
+    return run
+
+
+def _time(run: Callable[[Call], None], calls: list[Call], flush: torch.Tensor) -> float:
+    """Microseconds of a call."""
+    run(calls[0])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            run(call)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    samples = []
+    for _ in range(REPLAYS):
+        flush.sum()
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        samples.append(begin.elapsed_time(end) * 1e3 / len(calls))
+    return statistics.median(samples)
+
+
+def _error(call: Call) -> float:
+    """RMS error of a fresh call over the RMS of rounding the exact result to BF16."""
+    call.out.fill_(float("nan"))
+    _run(call, pdl=True)
+    sets = [
+        (one.records, one.indices, reference.active_columns(one.indices, one.records.num_slots))
+        for one in (call.window, call.topk)
+        if one is not None
+    ]
+    exact, _ = reference.sparse_mla(call.q, sets, sm_scale=op.DEFAULT_SM_SCALE, sink=call.sink)
+    rounding = (exact.bfloat16().float() - exact).square().mean().sqrt()
+    return float((call.out.float() - exact).square().mean().sqrt() / rounding)
+
+
+def _pool(layout: RecordLayout, slots: int, block: int) -> RecordView:
+    kv = torch.empty(slots // block, block, layout.record_bytes, dtype=torch.uint8, device="cuda")
+    view = record_view(kv, block, layout)
+    step = 1 << 15
+    for first in range(0, slots, step):
+        values = torch.randn(step, 512, device="cuda")
+        reference.write_records(view, torch.arange(first, first + step, device="cuda"), values)
+    return view
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", choices=[layout.name for layout in LAYOUTS], default=PLAIN_FP8.name)
+    parser.add_argument("--query", choices=["bf16", "fp8"], default="bf16")
+    parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 6, 12, 24, 48])
+    parser.add_argument("--columns", type=int, nargs="+", default=[640, 128])
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

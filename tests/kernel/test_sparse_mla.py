@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse MLA decode on a GPU against the FP32 reference: every width, mask, record, head count; graph replay.
+
+The bar (docs/sparse_mla.md): RMS of (out - reference) at most twice the RMS of (bf16(reference) - reference).
+Every record that no list names, and every record behind a masked entry, is NaN: one read of it and the output is NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("cutlass")
+
+from decode.kv_cache import BF16, HEAD_DIM, PLAIN_FP8, SCALED_FP8, RecordLayout, RecordView, record_view  # noqa: E402
+from decode.reference import sparse_mla as reference  # noqa: E402
+from decode.sparse_mla import DEFAULT_SM_SCALE, ColumnSet, sparse_mla  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+BLOCK = 32
+SLOTS = 2048
+
+
+@dataclass
+class Case:
+    """Inputs of a call and what was put into the pools."""
+
+    q: torch.Tensor
+    window: ColumnSet
+    topk: ColumnSet | None
+    sink: torch.Tensor | None = None
+    q_scale: float = 1.0
+    kv_scale: float = 1.0
+    sm_scale: float = DEFAULT_SM_SCALE
+
+
+def make_pool(layout: RecordLayout, num_slots: int = SLOTS, block: int = BLOCK, gap: int = 0) -> RecordView:
+    """A pool whose every byte says NaN: 0xFF is NaN in E4M3, BF16 and UE8M0. `gap`: bytes between pages."""
+    stride = block * layout.record_bytes + gap
+    storage = torch.full((num_slots // block * stride + 64,), 0xFF, dtype=torch.uint8, device="cuda")
+    pages = storage.as_strided((num_slots // block, block, layout.record_bytes), (stride, layout.record_bytes, 1))
+    return record_view(pages, block, layout)
+
+
+def make_list(view: RecordView, tokens: int, width: int, masked: float) -> torch.Tensor:
+    """Distinct random slots for each token, a share of them masked; the records that are named get values."""
+    order = torch.rand(tokens, view.num_slots, device="cuda").argsort(dim=1)[:, :width].int()
+    hidden = torch.rand(tokens, width, device="cuda") < masked
+    out_of_pool = torch.rand(tokens, width, device="cuda") < 0.5
+    indices = torch.where(hidden, torch.where(out_of_pool, view.num_slots + order, -1), order)
+    named = order[~hidden].unique()
+    reference.write_records(view, named, torch.randn(len(named), HEAD_DIM, device="cuda"))
+    return indices.contiguous()
+
+
+def make_case(
+    layout: RecordLayout = PLAIN_FP8,
+    tokens: int = 4,
+    heads: int = 16,
+    widths: tuple[int, int] = (128, 512),
+    masked: float = 0.2,
+    sink: bool = False,
+    fp8_query: bool = False,
+) -> Case:
+    q = torch.randn(tokens, heads, HEAD_DIM, device="cuda") * 4
+    q = q.to(torch.float8_e4m3fn) if fp8_query else q.bfloat16()
+    sets = []
+    for width in widths:
+        view = make_pool(layout, gap=96 * 16)
+        sets.append(ColumnSet(view, make_list(view, tokens, width, masked)) if width else None)
+    return Case(q, sets[0], sets[1], torch.randn(heads, device="cuda") * 3 if sink else None)
+
+
+def run(case: Case, **outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return sparse_mla(
+        case.q, case.window, case.topk, sm_scale=case.sm_scale, q_scale=case.q_scale, kv_scale=case.kv_scale,
+        sink=case.sink, **outputs,
+    )  # fmt: skip
+
+
+def expected(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    sets = [
+        (one.records, one.indices, reference.active_columns(one.indices, one.records.num_slots, one.lengths, one.first))
+        for one in (case.window, case.topk)
+        if one is not None
+    ]
+    return reference.sparse_mla(
+        case.q, sets, sm_scale=case.sm_scale, q_scale=case.q_scale, kv_scale=case.kv_scale, sink=case.sink
+    )
+
+
+def check(case: Case, out: torch.Tensor, lse: torch.Tensor) -> float:
+    """Holds the result to the bar; returns the error in units of the rounding error."""
+    exact, sums = expected(case)
+    assert torch.isfinite(exact).all(), "the reference itself read a record that nobody named"
+    assert not out.isnan().any(), f"NaN at {out.isnan().nonzero()[:4].tolist()}"
+    rounding = (exact.bfloat16().float() - exact).square().mean().sqrt()
+    error = (out.float() - exact).square().mean().sqrt()
+    ratio = float(error / rounding) if rounding > 0 else float(error > 0) * float("inf")
+    assert ratio <= 2.0, f"RMS error {error:.3e} is {ratio:.2f} x the rounding error {rounding:.3e}"
+    torch.testing.assert_close(lse, sums, rtol=1e-4, atol=1e-3)
+    return ratio
+
+
+def run_and_check(case: Case) -> float:
+    tokens, heads, _ = case.q.shape
+    out = torch.full((tokens, heads, HEAD_DIM), float("nan"), dtype=torch.bfloat16, device="cuda")
+    lse = torch.full((tokens, heads), float("nan"), device="cuda")
+    run(case, out=out, lse=lse)
+    return check(case, out, lse)
+
+
+@pytest.fixture(autouse=True)
+def _seeded(seed: int) -> None:
+    torch.manual_seed(seed)
+
+
+@pytest.mark.parametrize(
+    "widths",
+    [(128, 0), (128, 128), (128, 256), (128, 384), (128, 512), (1, 0), (127, 1), (100, 130), (256, 300), (7, 509)],
+)
+@pytest.mark.parametrize("sink", [False, True])
+def test_widths(widths, sink):
+    run_and_check(make_case(widths=widths, sink=sink))
+
+
+@pytest.mark.parametrize("masked", [0.0, 0.5, 0.97, 1.0])
+def test_masks(masked):
+    case = make_case(masked=masked, sink=True)
+    run_and_check(case)
+
+
+@pytest.mark.parametrize("layout", [PLAIN_FP8, SCALED_FP8, BF16], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("widths", [(128, 0), (128, 512)])
+def test_records(layout, widths):
+    run_and_check(make_case(layout, widths=widths))
+
+
+@pytest.mark.parametrize("layout", [PLAIN_FP8, SCALED_FP8, BF16], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("heads", [8, 32, 64])
+def test_heads(layout, heads):
+    run_and_check(make_case(layout, heads=heads, widths=(128, 128), sink=True))
+
+
+def test_fp8_query_and_scales():
+    case = make_case(fp8_query=True)
+    run_and_check(case)
+    run_and_check(replace(case, q_scale=0.37, kv_scale=1.9))
+
+
+@pytest.mark.parametrize("tokens", [1, 24, 48, 384])
+def test_tokens(tokens):
+    run_and_check(make_case(tokens=tokens, masked=0.3))
+
+
+def test_token_without_active_column_is_zero():
+    for sink in (False, True):
+        case = make_case(sink=sink, tokens=3)
+        case.window.indices[1] = -1
+        case.topk.indices[1] = case.topk.records.num_slots
+        out, lse = run(case)
+        check(case, out, lse)
+        assert (out[1] == 0).all()
+        assert (lse[1] == float("inf")).all()
+
+
+def test_first_columns_masked():
+    case = make_case(tokens=2)
+    case.window.indices[0, :16] = -1
+    case.window.indices[1, :] = -1
+    run_and_check(case)
+
+
+def test_lengths_bound_the_lists():
+    case = make_case(tokens=6, masked=0.0)
+    lengths = torch.tensor([0, 1, 128, 129, 300, 640], dtype=torch.int32, device="cuda")
+    case.window = replace(case.window, lengths=lengths)
+    case.topk = replace(case.topk, lengths=lengths, first=128)
+    bad = torch.full((1, HEAD_DIM), float("nan"), device="cuda")
+    reference.write_records(case.topk.records, case.topk.indices[4, 300 - 128 :][:1], bad)
+    run_and_check(case)
+
+
+def test_both_sets_from_one_pool():
+    case = make_case()
+    both = torch.cat([case.window.indices, make_list(case.window.records, 4, 300, 0.1)], dim=1)
+    case.window, case.topk = (ColumnSet(case.window.records, part) for part in both.split([128, 300], dim=1))
+    run_and_check(case)
+
+
+def test_extreme_values():
+    case = make_case(tokens=4, masked=0.1, sink=True)
+    case.q[0] *= 1000.0
+    case.q[1] *= 1e-30
+    case.q[2, :, ::2] *= 1e6
+    case.q[3] = 0
+    case.sink[0], case.sink[1], case.sink[2] = float("-inf"), float("inf"), 1e4
+    out, _ = run(case)
+    assert not out.isnan().any()
+    assert (out[:, 1] == 0).all()
+    exact, _ = expected(case)
+    torch.testing.assert_close(out.float(), exact, rtol=2e-2, atol=2e-2)
+
+
+def test_scaled_records_of_very_different_size():
+    case = make_case(SCALED_FP8, widths=(128, 128), masked=0.1)
+    for one in (case.window, case.topk):
+        slots = one.indices[(one.indices >= 0) & (one.indices < one.records.num_slots)].unique()
+        values = torch.randn(len(slots), HEAD_DIM, device="cuda") * torch.exp2(
+            torch.randint(-12, 6, (len(slots), 8), device="cuda")
+        ).repeat_interleave(64, dim=1)
+        reference.write_records(one.records, slots, values)
+    run_and_check(case)
+
+
+def test_nan_in_an_active_record_is_not_hidden():
+    case = make_case(masked=0.0)
+    nan = torch.full((1, HEAD_DIM), float("nan"), device="cuda")
+    reference.write_records(case.topk.records, case.topk.indices[2, 77:78], nan)
+    out, _ = run(case)
+    assert out[2].isnan().all()
+
+
+def test_graph_replays_with_changed_lists():
+    case = make_case(tokens=6, masked=0.3, sink=True)
+    out = torch.empty(6, 16, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
+    lse = torch.empty(6, 16, device="cuda")
+    run(case, out=out, lse=lse)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run(case, out=out, lse=lse)
+        run(case, out=out, lse=lse)
+    for _ in range(5):
+        for one in (case.window, case.topk):
+            one.indices.copy_(make_list(one.records, 6, one.indices.shape[1], 0.3))
+        case.q.normal_()
+        out.fill_(float("nan"))
+        graph.replay()
+        check(case, out, lse)
+
+
+def test_results_do_not_change_from_call_to_call():
+    case = make_case(tokens=48)
+    first, _ = run(case)
+    for _ in range(20):
+        again, _ = run(case)
+        assert torch.equal(first.view(torch.int16), again.view(torch.int16))
+
+
+def test_nothing_is_written_around_the_output():
+    case = make_case(tokens=3)
+    guard = torch.full((5, 16, HEAD_DIM), 7.0, dtype=torch.bfloat16, device="cuda")
+    run(case, out=guard[1:4])
+    assert (guard[0] == 7).all()
+    assert (guard[4] == 7).all()
