@@ -16,7 +16,7 @@ from tests.unit import compile_checks  # noqa: E402
 
 
 class ArrayKernel:
-    """Keeps 96 words and stores the one at a run-time place (local memory) or at a fixed one (registers)."""
+    """Keeps 300 words and stores the one at a run-time place (local memory) or at a fixed one (registers)."""
 
     def __init__(self, dynamic: bool) -> None:
         self.dynamic = dynamic
@@ -27,8 +27,8 @@ class ArrayKernel:
 
     @cute.kernel
     def kernel(self, addr: Int64, place: Int32):
-        words = cute.make_rmem_tensor(96, Uint32)
-        for i in cutlass.range_constexpr(96):
+        words = cute.make_rmem_tensor(300, Uint32)
+        for i in cutlass.range(300, unroll_full=True):
             words[i] = cute.arch.inline_ptx(
                 "ld.global.b32 {$w0}, [{$r0}];", write_only_types=[Uint32], read_only_args=[addr + Int64(i) * 4]
             )
