@@ -9,8 +9,9 @@ passes for a stale one of the last 1,000 replays with a probability of about 1e-
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -58,6 +59,23 @@ class BadWord:
         fields["expected_word"] = f"0x{self.expected_word:08x}"
         fields["seen_word"] = f"0x{self.seen_word:08x}"
         return fields
+
+    def order(self) -> tuple[bool, int, int]:
+        """Which wrong word of a run to show first: the earliest stale one, as others follow from those."""
+        return (self.kind != "stale", self.expected.replay, self.expected.gather)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> BadWord:
+        """The inverse of `as_json`."""
+        seen = fields["seen"]
+        return cls(
+            dst_rank=fields["dst_rank"],
+            expected=Origin(**fields["expected"]),
+            expected_word=int(fields["expected_word"], 16),
+            seen_word=int(fields["seen_word"], 16),
+            kind=fields["kind"],
+            seen=None if seen is None else Origin(**seen),
+        )
 
     def __str__(self) -> str:
         want = self.expected

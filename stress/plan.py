@@ -22,11 +22,9 @@ SMALL_BYTES = 64 << 10
 MAX_BYTES = 4 << 20
 BIG_EVERY = 1000  # one graph in so many has gathers of up to MAX_BYTES
 ORDER_SALT = 0x165667B1
-# Shares of the graphs: with a late rank, with a check between the gathers instead of after all three, and of the
-# gathers: with a size that is no multiple of 16 bytes, so that rows are misaligned and the last chunk is padded.
-LATE_SHARE = 0.5
-SPACED_SHARE = 0.25
-RAGGED_SHARE = 0.125
+LATE_SHARE = 0.5  # of the graphs: with a late rank
+SPACED_SHARE = 0.25  # of the graphs: with checks between the gathers
+RAGGED_SHARE = 0.125  # of the gathers: sizes that are no multiple of 16 bytes, so that rows are misaligned
 
 Sizes = tuple[int, ...]
 
@@ -61,6 +59,7 @@ class PlanConfig:
         num_small: graphs of gathers up to SMALL_BYTES.
         num_big: graphs that may hold gathers up to `max_bytes`.
         max_bytes: the largest row.
+        spaced_share: share of the graphs with a check between the gathers instead of after all three.
     """
 
     seed: int
@@ -69,6 +68,7 @@ class PlanConfig:
     num_small: int = 64
     num_big: int = 8
     max_bytes: int = MAX_BYTES
+    spaced_share: float = SPACED_SHARE
 
 
 class Plan:
@@ -118,7 +118,7 @@ def _draw_graph(rng: np.random.Generator, config: PlanConfig, index: int, *, big
             sizes[place] = _draw_sizes(rng, [SMALL_BYTES + MIN_BYTES], config.max_bytes)[0]
         replays.append(tuple(sizes))
     late_rank = int(rng.random() * config.ranks) if rng.random() < LATE_SHARE else None
-    return GraphSpec(index, tuple(replays), late_rank, rng.random() < SPACED_SHARE, big)
+    return GraphSpec(index, tuple(replays), late_rank, rng.random() < config.spaced_share, big)
 
 
 def _draw_sizes(rng: np.random.Generator, lowest: list[int], limit: int) -> list[int]:

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m stress`: the control first, then the run, then the verdict."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from nvcomm import topology
+from nvcomm.env import other
+from nvcomm.errors import CapabilityError, NvcommError, UnsupportedError, UsageError
+from stress import machine, report
+from stress.bar import ProgressBar
+from stress.cli import Options, parse
+from stress.control import Control, run_control
+from stress.hang import Hang
+from stress.run import Outcome, Progress, RunConfig, Runner, World
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs; returns the exit code that the help text lists."""
+    options = parse(argv)
+    console = Console(stderr=True)
+    try:
+        config = _configure(options)
+        runner = _runner(options, config, console)
+        try:
+            return _run(options, config, runner, console)
+        finally:
+            runner.close()
+    except (UnsupportedError, CapabilityError) as error:
+        console.print(f"unsupported: {error}", style="yellow", highlight=False, soft_wrap=True)
+        return report.EXIT_UNSUPPORTED
+    except UsageError as error:
+        console.print(f"error: {error}", style="red", highlight=False, soft_wrap=True)
+        return report.EXIT_USAGE
+    except NvcommError as error:
+        console.print(f"failed: {error}", style="red", highlight=False, soft_wrap=True)
+        return report.EXIT_BAD
+
+
+def _run(options: Options, config: RunConfig, runner: Runner, console: Console) -> int:
+    if not runner.reports:
+        console = Console(stderr=True, quiet=True)
+    control: Control | None = None
+    if options.control is not None:
+        with ProgressBar(console, f"control: {options.control}", config.but(replays=None, duration_s=None)) as bar:
+            control = run_control(runner, config, options.control, Progress(bar.show))
+    with ProgressBar(console, f"{config.protocol}, {config.world} world", config) as bar:
+        outcome = runner.run(config, Progress(bar.show))
+    return _finish(options, config, outcome, control, console, reports=runner.reports)
+
+
+def _finish(
+    options: Options, config: RunConfig, outcome: Outcome, control: Control | None, console: Console, *, reports: bool
+) -> int:
+    gpu_index = None if config.world == "host" else int(other("LOCAL_RANK") or 0)
+    result = report.Report(config, outcome, control, machine.describe(gpu_index=gpu_index))
+    if reports:
+        report.show(result, console)
+        if options.json:
+            report.write_json(result, options.json)
+    return result.exit_code
+
+
+def _configure(options: Options) -> RunConfig:
+    under_torchrun = other("RANK") is not None and other("WORLD_SIZE") is not None
+    world = _world(options.world, under_torchrun=under_torchrun)
+    if world != "peer" and under_torchrun:
+        raise UsageError(f"--world {world} starts its own ranks: run it without torchrun, or use --world peer.")
+    ranks = options.ranks or (int(other("WORLD_SIZE") or 4) if world == "peer" else 4)
+    return RunConfig(
+        world=world,
+        transport="peer" if options.transport == "auto" else options.transport,  # type: ignore[arg-type]
+        protocol=options.protocol,
+        op=options.op,
+        ranks=ranks,
+        seed=options.seed,
+        replays=options.replays,
+        duration_s=options.duration_s,
+        timeout_s=options.timeout_s,
+        pdl=options.pdl,
+    )
+
+
+def _world(asked: str, *, under_torchrun: bool) -> World:
+    if asked != "auto":
+        return asked  # type: ignore[return-value]
+    found = topology.devices()
+    if isinstance(found, topology.Unknown) or not found:
+        return "host"
+    return "peer" if under_torchrun else "virtual"
+
+
+def _runner(options: Options, config: RunConfig, console: Console) -> Runner:
+    if config.world == "host":
+        from stress.replay_host import HostRunner
+
+        return HostRunner()
+    try:
+        from stress import replay_gpu
+    except ImportError as error:
+        raise UnsupportedError(
+            f"the GPU worlds need the CUDA packages ({error}): pip install 'nvcomm[cu13]'"
+        ) from error
+    device = replay_gpu.device_of(int(other("LOCAL_RANK") or 0))
+
+    def on_hang(hung: RunConfig, hang: Hang) -> None:
+        outcome = Outcome(replays=0, gathers=0, bad_words=0, first_bad=None, seconds=0.0, hang=hang)
+        _finish(options, hung, outcome, None, console, reports=True)
+
+    if config.world == "virtual":
+        return replay_gpu.VirtualRunner(device, on_hang)
+    return replay_gpu.PeerRunner(device, on_hang, options.timeout_s)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    sys.exit(main())

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The negative control: a short run of a protocol that is known to be wrong. If it shows nothing, neither does the run.
+
+`late-copy` is the widely used Lamport all-gather as a whole: rows packed by the call's size, the own row taken from
+registers, and the own copy landing after the next call's clear (docs/mailbox.md R2, R3). On sizes that change it hands
+out words of earlier gathers. A harness that does not see them would not see ours either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stress.decode import BadWord
+from stress.run import Outcome, Progress, ProtocolName, RunConfig, Runner
+
+# A control stops at the first wrong word; these bound one that finds none.
+CONTROL_REPLAYS = 20_000
+CONTROL_SECONDS = 10.0
+CONTROL_TIMEOUT_S = 3.0
+CONTROL_ATTEMPTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What the control did.
+
+    Attributes:
+        protocol: what ran; anything but "late-copy" cannot fail and is there to test this harness.
+        transport: what it ran on.
+        outcome: what it saw.
+    """
+
+    protocol: ProtocolName
+    transport: str
+    outcome: Outcome
+
+    @property
+    def failed_as_it_must(self) -> bool:
+        """Whether it saw a word that an earlier gather had sent, not just any damage.
+
+        One in a hundred of those words is a reserved one, which names no origin.
+        """
+        first = self.outcome.first_bad
+        return self.outcome.bad_words > 0 and first is not None and first.kind in {"stale", "reserved"}
+
+    @property
+    def summary(self) -> str:
+        """For people."""
+        outcome = self.outcome
+        if self.failed_as_it_must:
+            seen = f"{outcome.bad_words:,} wrong words in {outcome.gathers:,} gathers"
+            return f"{self.protocol} failed as it must: {seen} ({outcome.seconds:.1f} s)"
+        return f"{self.protocol} did NOT show a stale word in {outcome.gathers:,} gathers: nothing is proven"
+
+    def as_json(self) -> dict[str, object]:
+        """A JSON object."""
+        first: BadWord | None = self.outcome.first_bad
+        return {
+            "protocol": self.protocol,
+            "transport": self.transport,
+            "failed_as_it_must": self.failed_as_it_must,
+            "replays": self.outcome.replays,
+            "gathers": self.outcome.gathers,
+            "bad_words": self.outcome.bad_words,
+            "first_bad": first.as_json() if first else None,
+            "seconds": round(self.outcome.seconds, 3),
+        }
+
+
+def run_control(runner: Runner, config: RunConfig, protocol: ProtocolName, progress: Progress) -> Control:
+    """Runs `protocol` where and as `config` will run, until the first wrong word.
+
+    A wrong protocol may also lose words, and then hang before anything was compared: it gets another try.
+    """
+    for attempt in range(CONTROL_ATTEMPTS):
+        control = config.but(
+            protocol=protocol,
+            seed=(config.seed + attempt) % (1 << 64),
+            replays=CONTROL_REPLAYS,
+            duration_s=CONTROL_SECONDS,
+            timeout_s=min(config.timeout_s, CONTROL_TIMEOUT_S),
+            stop_on_bad=True,
+        )
+        result = Control(protocol, config.transport, runner.run(control, progress))
+        if result.outcome.hang is None or result.failed_as_it_must:
+            break
+    return result

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict, the JSON object and the table for people. Machine output never goes through rich."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from stress.control import Control
+from stress.run import Outcome, RunConfig
+
+SCHEMA = "nvcomm.stress/1"
+Verdict = Literal["proven", "unproven", "failed"]
+
+EXIT_PROVEN, EXIT_BAD, EXIT_USAGE, EXIT_UNPROVEN, EXIT_UNSUPPORTED, EXIT_HANG = 0, 1, 2, 3, 77, 124
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything about a run.
+
+    Attributes:
+        config: what was asked for.
+        outcome: what was seen.
+        control: what the negative control saw, or None where it was left out.
+        machine: GPU, versions.
+    """
+
+    config: RunConfig
+    outcome: Outcome
+    control: Control | None
+    machine: dict[str, Any]
+
+    @property
+    def verdict(self) -> Verdict:
+        """ "failed" as soon as anything was wrong; "proven" only behind a control that failed as it must."""
+        outcome = self.outcome
+        if outcome.bad_words or outcome.hang or outcome.audit:
+            return "failed"
+        if self.control is None or not self.control.failed_as_it_must or not outcome.gathers:
+            return "unproven"
+        return "proven"
+
+    @property
+    def exit_code(self) -> int:
+        """What the process ends with. A hang behind wrong words is what they lead to, not what was found."""
+        found_bad = self.outcome.bad_words and not (self.outcome.first_bad and self.outcome.first_bad.kind == "filled")
+        if self.outcome.hang and not found_bad:
+            return EXIT_HANG
+        return {"proven": EXIT_PROVEN, "unproven": EXIT_UNPROVEN, "failed": EXIT_BAD}[self.verdict]
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object."""
+        config, outcome = self.config, self.outcome
+        return {
+            "schema": SCHEMA,
+            "verdict": self.verdict,
+            "exit_code": self.exit_code,
+            "replays": outcome.replays,
+            "gathers": outcome.gathers,
+            "bad_words": outcome.bad_words,
+            "first_bad": outcome.first_bad.as_json() if outcome.first_bad else None,
+            "control": self.control.as_json() if self.control else None,
+            "audit": list(outcome.audit),
+            "hang": outcome.hang.as_json() if outcome.hang else None,
+            "seconds": round(outcome.seconds, 3),
+            "seed": config.seed,
+            "world": config.world,
+            "ranks": config.ranks,
+            "transport": config.transport,
+            "protocol": config.protocol,
+            "op": config.op,
+            "stats": list(outcome.stats),
+            "machine": self.machine,
+        }
+
+
+def write_json(report: Report, target: str) -> None:
+    """Writes the object to a file, or to standard output for "-"."""
+    text = json.dumps(report.as_json(), indent=2, allow_nan=False) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    else:
+        Path(target).write_text(text, encoding="utf-8")
+
+
+def show(report: Report, console: Console) -> None:
+    """The table, and what was wrong."""
+    config, outcome = report.config, report.outcome
+    table = Table(title="nvcomm stress", show_header=False)
+    per_gather = outcome.seconds / outcome.gathers * 1e6 if outcome.gathers else 0.0
+    table.add_row("verdict", report.verdict.upper())
+    table.add_row("world", f"{config.world}, {config.ranks} ranks, transport {config.transport}")
+    table.add_row("protocol", f"{config.protocol}, {config.op}")
+    table.add_row("replays", f"{outcome.replays:,}")
+    table.add_row("gathers", f"{outcome.gathers:,}")
+    table.add_row("wrong words", f"{outcome.bad_words:,}")
+    table.add_row("seconds", f"{outcome.seconds:.1f} ({per_gather:.1f} us a gather)")
+    table.add_row("control", report.control.summary if report.control else "left out")
+    table.add_row("mailbox audit", "; ".join(outcome.audit) if outcome.audit else _audit_summary(outcome))
+    table.add_row("seed", str(config.seed))
+    table.add_row("machine", report.machine.get("gpu") or report.machine.get("cpu") or "unknown")
+    console.print(table)
+    if outcome.first_bad:
+        console.print(f"first wrong word: {outcome.first_bad}", highlight=False, soft_wrap=True)
+    if outcome.hang:
+        for line in outcome.hang.lines():
+            console.print(line, highlight=False, soft_wrap=True)
+
+
+def _audit_summary(outcome: Outcome) -> str:
+    return "not reached" if outcome.hang else "every word empty, all ranks at one slot and generation"
