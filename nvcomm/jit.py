@@ -23,11 +23,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nvcomm import driver, topology
-from nvcomm.cubin import Usage, resource_usage
+from nvcomm import topology
+from nvcomm.cubin import Usage, disassemble, resource_usage
 from nvcomm.env import other, settings
 from nvcomm.errors import CudaError, UnsupportedError, UsageError
 from nvcomm.kernel_cache import KernelCache
+from nvcomm.preload import load_functions_of
 from nvcomm.source_digest import source_digest
 
 # The name of the function in every object: objects are linked apart from each other.
@@ -140,23 +141,8 @@ def preload(kernel: CompiledKernel, *args: Any) -> int:
         CudaError: a driver call failed.
         UsageError: no CUDA context is current (torch.cuda.set_device makes one).
     """
-    if int(driver.call("cuCtxGetCurrent")) == 0:
-        raise UsageError("preload needs a current CUDA context: call torch.cuda.set_device(device) first.")
-    cuda = driver.load()
-    stream = driver.call("cuStreamCreate", cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
-    try:
-        # Relaxed: the library is loaded inside the capture, which the other modes may call unsafe.
-        driver.call("cuStreamBeginCapture", stream, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
-        try:
-            kernel(*(args or kernel.fake_launch_args), int(stream))
-        finally:
-            graph = driver.call("cuStreamEndCapture", stream)
-        try:
-            return _load_kernels_of(graph)
-        finally:
-            driver.call("cuGraphDestroy", graph)
-    finally:
-        driver.call("cuStreamDestroy", stream)
+    launch_args = args or kernel.fake_launch_args
+    return load_functions_of(lambda stream: kernel(*launch_args, stream))
 
 
 def artifacts(kernel: Any, *fake_args: Any, arch: str | None = None) -> Artifacts:
@@ -191,7 +177,7 @@ def _from_disk_or_compiler(kernel: Any, fake_args: tuple[Any, ...], arch: str, t
     body = _export(compiled)
     cache.store(f"{names[0]}.o", body)
     for kind in dumps:
-        cache.write_text(f"{names[0]}.{kind}", compiled.__ptx__ if kind == "ptx" else _sass(compiled.__cubin__))
+        cache.write_text(f"{names[0]}.{kind}", compiled.__ptx__ if kind == "ptx" else disassemble(compiled.__cubin__))
     # The object is linked again rather than run as compiled: one path, whether it comes from the disk or not.
     return names[0], _link(body)
 
@@ -295,27 +281,6 @@ def _is_number(arg: Any) -> bool:
     from cutlass.base_dsl.typing import Numeric
 
     return isinstance(arg, bool | int | float | Numeric)
-
-
-def _load_kernels_of(graph: Any) -> int:
-    cuda = driver.load()
-    _, count = driver.call("cuGraphGetNodes", graph, 0)
-    nodes, _ = driver.call("cuGraphGetNodes", graph, count)
-    loaded = 0
-    for node in nodes[:count]:
-        if driver.call("cuGraphNodeGetType", node) != cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
-            continue
-        params = driver.call("cuGraphKernelNodeGetParams", node)
-        function = params.func if int(params.func) else driver.call("cuKernelGetFunction", params.kern)
-        driver.call("cuFuncLoad", function)
-        loaded += 1
-    return loaded
-
-
-def _sass(cubin: bytes) -> str:
-    from nvcomm.cubin import disassemble
-
-    return disassemble(cubin)
 
 
 def _cuda_error(error: Exception) -> Exception:

@@ -17,7 +17,7 @@ import cutlass.cute as cute  # noqa: E402
 from cutlass import Int32, Int64  # noqa: E402
 from cutlass.cute.runtime import make_fake_stream  # noqa: E402
 
-from nvcomm import jit, topology  # noqa: E402
+from nvcomm import cubin, jit, topology  # noqa: E402
 from nvcomm.errors import UnsupportedError, UsageError  # noqa: E402
 
 
@@ -191,6 +191,17 @@ def test_dump_writes_text_beside_the_entry_even_when_it_is_cached(cache, compile
     monkeypatch.setattr(jit, "_COMPILED", {})
     compile_store()
     assert len(compiles) == 2
+
+
+def test_dump_of_sass_needs_nvdisasm_and_says_so(cache, monkeypatch):
+    monkeypatch.setenv("NVCOMM_DUMP", "sass,ptx")
+    if cubin.find_nvdisasm() is not None:
+        name = compile_store().name
+        assert "EXIT" in (cache / f"{name}.sass").read_text()
+        assert (cache / f"{name}.ptx").exists()
+    monkeypatch.setattr(cubin, "find_nvdisasm", lambda: None)
+    with pytest.raises(UnsupportedError, match="nvidia-cuda-nvdisasm"):
+        compile_store(1)
 
 
 def test_compiling_leaves_nothing_in_the_current_folder(tmp_path, monkeypatch):
