@@ -10,13 +10,14 @@ passes for a stale one of the last 1,000 replays with a probability of about 1e-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import numpy as np
 
 from nvcomm import mailbox
 from stress import host_oracle, oracle
+from stress.host_oracle import HostOracle
 
 # A stale word is at most a few replays old; older origins are more likely chance than history.
 MAX_AGE_REPLAYS = 4096
@@ -94,29 +95,26 @@ class BadWord:
 
 
 def decode(
-    seed_key: int, ranks: int, dst_rank: int, expected: Origin, seen_word: int, row_words: Callable[[int, int], int]
+    host: HostOracle, dst_rank: int, expected: Origin, seen_word: int, row_words: Callable[[int, int], int]
 ) -> BadWord:
     """Explains a wrong word.
 
     Args:
-        seed_key: `host_oracle.seed_key(seed)`.
-        ranks: world size.
+        host: the run's oracle.
         dst_rank: the rank that received the word.
         expected: the place it was read from.
         seen_word: its bits.
         row_words: (gather, replay) -> 32-bit words per row of that gather.
     """
-    key = host_oracle.row_keys(seed_key, ranks, expected.gather, expected.replay)[expected.rank : expected.rank + 1]
-    expected_word = int(oracle.payload(key, host_oracle.words(expected.index), np.uint32)[0])
     seen = None
     if mailbox.is_reserved(seen_word):
         kind = "reserved"
     elif seen_word == 0xFFFFFFFF:
         kind = "filled"
     else:
-        seen = _origin(seed_key, ranks, expected, seen_word, row_words)
+        seen = _origin(host, expected, seen_word, row_words)
         kind = "unknown" if seen is None else _kind(seen, expected)
-    return BadWord(dst_rank, expected, expected_word, seen_word, kind, seen)
+    return BadWord(dst_rank, expected, host.word(*astuple(expected)), seen_word, kind, seen)
 
 
 def _kind(seen: Origin, expected: Origin) -> str:
@@ -124,9 +122,7 @@ def _kind(seen: Origin, expected: Origin) -> str:
     return "stale" if when < due else "misplaced" if when == due else "early"
 
 
-def _origin(
-    seed_key: int, ranks: int, expected: Origin, seen_word: int, row_words: Callable[[int, int], int]
-) -> Origin | None:
+def _origin(host: HostOracle, expected: Origin, seen_word: int, row_words: Callable[[int, int], int]) -> Origin | None:
     """The most recent origin of a word, the expected index first."""
     first = max(0, expected.replay - MAX_AGE_REPLAYS)
     last = expected.replay + 1  # a rank that runs ahead may be in the next replay
@@ -134,20 +130,15 @@ def _origin(
     longest = max(row_words(gather, replay) for gather in gathers for replay in range(first, last + 1))
     index = np.arange(longest, dtype=np.uint32)
     key = host_oracle.unmix(host_oracle.words(seen_word)) ^ index
-    fields = host_oracle.unmix(key ^ np.uint32(seed_key))
+    fields = host_oracle.unmix(key ^ np.uint32(host.seed_key))
     rank, gather = fields >> np.uint32(oracle.RANK_SHIFT), (fields >> np.uint32(oracle.GATHER_SHIFT)) & np.uint32(3)
     # Replays count modulo 2**27; an age is a difference, so it survives the wrap.
     age = (np.uint32(last) - (fields & np.uint32(oracle.REPLAY_MASK))) & np.uint32(oracle.REPLAY_MASK)
-    exists = (rank < ranks) & (gather < oracle.GATHERS_PER_REPLAY) & (age <= last - first)
+    exists = (rank < host.ranks) & (gather < oracle.GATHERS_PER_REPLAY) & (age <= last - first)
     found = [
         Origin(int(rank[i]), int(gather[i]), last - int(age[i]), int(index[i]))
         for i in np.flatnonzero(exists)
         if index[i] < row_words(int(gather[i]), last - int(age[i]))
     ]
-    found = [origin for origin in found if _bits(seed_key, ranks, origin) == seen_word]
+    found = [origin for origin in found if host.word(*astuple(origin)) == seen_word]
     return min(found, key=lambda o: (o.index != expected.index, abs(expected.replay - o.replay)), default=None)
-
-
-def _bits(seed_key: int, ranks: int, origin: Origin) -> int:
-    key = host_oracle.row_keys(seed_key, ranks, origin.gather, origin.replay)[origin.rank : origin.rank + 1]
-    return int(oracle.payload(key, host_oracle.words(origin.index), np.uint32)[0])

@@ -53,6 +53,7 @@ class TurnKernel:
         out_stride: Int64,
         ledger_ptr: Int64,
         seed_key: Uint32,
+        reserved: Uint32,
         rank: Int32,
         check_words: list[Int32],
         fill_words: list[Int32],
@@ -71,6 +72,7 @@ class TurnKernel:
             out_stride: bytes from one output to the next.
             ledger_ptr: the rank's ledger.
             seed_key: the run's key.
+            reserved: how many words of 65,536 are reserved ones.
             rank: this rank.
             check_words: words per row of each gather to check; 0: nothing.
             fill_words: words of each input to fill; 0: nothing.
@@ -81,7 +83,19 @@ class TurnKernel:
             stream: where to.
         """
         self.kernel(
-            x, x_stride, out, out_stride, ledger_ptr, seed_key, rank, check_words, fill_words, cell_in, cell_out, step
+            x,
+            x_stride,
+            out,
+            out_stride,
+            ledger_ptr,
+            seed_key,
+            reserved,
+            rank,
+            check_words,
+            fill_words,
+            cell_in,
+            cell_out,
+            step,
         ).launch(grid=(ctas, 1, 1), block=(THREADS, 1, 1), stream=stream, preferred_smem_carveout=-1)
 
     @cute.kernel
@@ -93,6 +107,7 @@ class TurnKernel:
         out_stride: Int64,
         ledger_ptr: Int64,
         seed_key: Uint32,
+        reserved: Uint32,
         rank: Int32,
         check_words: list[Int32],
         fill_words: list[Int32],
@@ -111,9 +126,9 @@ class TurnKernel:
         for gather in range_constexpr(oracle.GATHERS_PER_REPLAY):
             words = check_words[gather]
             checked += Uint32(words > 0)
-            self.check(out + gather * out_stride, words, ledger_ptr, seed_key, gather, replay, first, stride)
+            self.check(out + gather * out_stride, words, ledger_ptr, seed_key, reserved, gather, replay, first, stride)
             row_key = oracle.key(seed_key, Uint32(rank), Uint32(gather), next_replay, Uint32)
-            self.fill(x + gather * x_stride, fill_words[gather], row_key, first, stride)
+            self.fill(x + gather * x_stride, fill_words[gather], row_key, reserved, first, stride)
         if first == 0:
             ptx.st_relaxed_gpu(ledger_ptr + Int64(cell_out) * WORD, next_replay)
             ptx.red_add_relaxed_gpu(ledger_ptr + ledger.GATHERS * WORD, checked)
@@ -125,6 +140,7 @@ class TurnKernel:
         words: Int32,
         ledger_ptr: Int64,
         seed_key: Uint32,
+        reserved: Uint32,
         gather: int,
         replay: Uint32,
         first: Int32,
@@ -139,7 +155,7 @@ class TurnKernel:
             addr = out + Int64(index) * WORD
             seen = [ld_weak(addr + r * row_bytes) for r in ranks]
             for r in range_constexpr(self.world_size):
-                if seen[r] != oracle.payload(keys[r], Uint32(index), Uint32):
+                if seen[r] != oracle.payload(keys[r], Uint32(index), reserved, Uint32):
                     self.record(ledger_ptr, replay, gather, r, index, seen[r])
             index += stride
 
@@ -153,11 +169,11 @@ class TurnKernel:
                 ptx.st_relaxed_gpu(ledger_ptr + (ledger.FIRST_REPLAY + i) * WORD, fields[i])
 
     @cute.jit
-    def fill(self, x: Int64, words: Int32, row_key: Uint32, first: Int32, stride: Int32) -> None:
+    def fill(self, x: Int64, words: Int32, row_key: Uint32, reserved: Uint32, first: Int32, stride: Int32) -> None:
         """Writes this thread's words of one input."""
         index = first
         while index < words:
-            st_weak(x + Int64(index) * WORD, oracle.payload(row_key, Uint32(index), Uint32))
+            st_weak(x + Int64(index) * WORD, oracle.payload(row_key, Uint32(index), reserved, Uint32))
             index += stride
 
 
@@ -190,7 +206,7 @@ def compile_turn(world_size: int) -> CompiledKernel:
     none = [Int32(0)] * oracle.GATHERS_PER_REPLAY
     return compile_kernel(
         TurnKernel(world_size),
-        *(Int64(0), Int64(0), Int64(0), Int64(0), Int64(0), Uint32(0), Int32(0)),
+        *(Int64(0), Int64(0), Int64(0), Int64(0), Int64(0), Uint32(0), Uint32(0), Int32(0)),
         none,
         none,
         *(Int32(0), Int32(1), Int32(0), Int32(1)),

@@ -123,6 +123,7 @@ class GpuRank:
             self._out_words * WORD_BYTES,
             self.ledger.data_ptr(),
             self._plan.seed_key,
+            self._plan.config.reserved_per_65536,
             self.comm.rank,
             list(check),
             list(fill),

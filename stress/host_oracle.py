@@ -43,27 +43,38 @@ class HostOracle:
     Args:
         seed: the run's seed.
         ranks: rows of a gather.
-        max_words: the longest row, in 32-bit words.
+        reserved_per_65536: how many words of 65,536 may not travel as they are.
     """
 
-    def __init__(self, seed: int, ranks: int, max_words: int) -> None:
+    def __init__(self, seed: int, ranks: int, reserved_per_65536: int = oracle.RESERVED_PER_65536) -> None:
         self.seed_key = seed_key(seed)
         self.ranks = ranks
-        self._index = np.arange(max_words, dtype=np.uint32)
+        self._reserved = np.uint32(reserved_per_65536)
+        self._index = np.arange(0, dtype=np.uint32)
 
     def row(self, rank: int, gather: int, replay: int, num_words: int) -> Words:
         """(num_words,) what `rank` sends."""
         row_key = row_keys(self.seed_key, self.ranks, gather, replay)[rank : rank + 1]
-        return oracle.payload(row_key, self._index[:num_words], np.uint32)
+        return oracle.payload(row_key, self._indices(num_words), self._reserved, np.uint32)
 
     def rows(self, gather: int, replay: int, num_words: int) -> Words:
         """(ranks, num_words) what every rank has to receive."""
         keys = row_keys(self.seed_key, self.ranks, gather, replay)
-        return oracle.payload(keys[:, None], self._index[None, :num_words], np.uint32)
+        return oracle.payload(keys[:, None], self._indices(num_words)[None, :], self._reserved, np.uint32)
+
+    def word(self, rank: int, gather: int, replay: int, index: int) -> int:
+        """One word of a row."""
+        row_key = row_keys(self.seed_key, self.ranks, gather, replay)[rank : rank + 1]
+        return int(oracle.payload(row_key, words(index), self._reserved, np.uint32)[0])
 
     def late_ns(self, replay: int) -> int:
         """Nanoseconds that the late rank of a replay sleeps."""
         return int(oracle.late_ns(words(self.seed_key), words(replay), np.uint32)[0])
+
+    def _indices(self, count: int) -> Words:
+        if count > len(self._index):
+            self._index = np.arange(count, dtype=np.uint32)
+        return self._index[:count]
 
 
 def unmix(word: Words) -> Words:

@@ -48,10 +48,10 @@ def key(seed_key: Any, rank: Any, gather: Any, replay: Any, u32: U32) -> Any:
     return mix(fields, u32) ^ seed_key
 
 
-def payload(row_key: Any, index: Any, u32: U32) -> Any:
-    """Word `index` of the row with this key; 1 % of them are EMPTY or ESCAPE."""
+def payload(row_key: Any, index: Any, reserved_per_65536: Any, u32: U32) -> Any:
+    """Word `index` of the row with this key; of 65,536 words so many are EMPTY or ESCAPE."""
     word = mix(row_key ^ index, u32)
-    is_reserved = u32((word & u32(0xFFFF)) < u32(RESERVED_PER_65536))
+    is_reserved = u32((word & u32(0xFFFF)) < reserved_per_65536)
     reserved = u32(EMPTY) | ((word >> u32(16)) & u32(1))  # ESCAPE is EMPTY with its lowest bit set
     return word ^ ((word ^ reserved) * is_reserved)
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nvcomm.errors import UsageError
 from nvcomm.mailbox import CHUNK_WORDS, WORD_BYTES
-from stress import host_oracle, oracle
+from stress import oracle
+from stress.host_oracle import HostOracle
 
 MIN_BYTES = 16
 SMALL_BYTES = 64 << 10
@@ -24,7 +26,7 @@ BIG_EVERY = 1000  # one graph in so many has gathers of up to MAX_BYTES
 ORDER_SALT = 0x165667B1
 LATE_SHARE = 0.5  # of the graphs: with a late rank
 SPACED_SHARE = 0.25  # of the graphs: with checks between the gathers
-RAGGED_SHARE = 0.125  # of the gathers: sizes that are no multiple of 16 bytes, so that rows are misaligned
+RAGGED_SHARE = 0.125  # of the gathers: sizes that are no multiple of 16 bytes
 
 Sizes = tuple[int, ...]
 
@@ -60,6 +62,8 @@ class PlanConfig:
         num_big: graphs that may hold gathers up to `max_bytes`.
         max_bytes: the largest row.
         spaced_share: share of the graphs with a check between the gathers instead of after all three.
+        ragged_share: share of the gathers with a size that is no multiple of 16 bytes: misaligned rows, padded chunks.
+        reserved_per_65536: how many payload words of 65,536 may not travel as they are (docs/mailbox.md R5).
     """
 
     seed: int
@@ -69,6 +73,19 @@ class PlanConfig:
     num_big: int = 8
     max_bytes: int = MAX_BYTES
     spaced_share: float = SPACED_SHARE
+    ragged_share: float = RAGGED_SHARE
+    reserved_per_65536: int = oracle.RESERVED_PER_65536
+
+
+def shape_for(protocol: str, *, is_control: bool) -> dict[str, Any]:
+    """What a protocol asks of the `PlanConfig` of a run.
+
+    The known-bad protocol has no escapes and sends whole chunks. Its ranks soon wait in vain, so what a gather brought
+    is compared at once, not two gathers later.
+    """
+    if protocol == "late-copy":
+        return {"spaced_share": 1.0, "ragged_share": 0.0, "reserved_per_65536": 0}
+    return {"spaced_share": 1.0} if is_control else {}
 
 
 class Plan:
@@ -80,7 +97,8 @@ class Plan:
         if config.max_bytes < 4 * MIN_BYTES:
             raise UsageError(f"rows of at most {config.max_bytes} bytes: wanted at least {4 * MIN_BYTES}")
         self.config = config
-        self.seed_key = host_oracle.seed_key(config.seed)
+        self.oracle = HostOracle(config.seed, config.ranks, config.reserved_per_65536)
+        self.seed_key = self.oracle.seed_key
         rng = np.random.Generator(np.random.PCG64(config.seed))
         total = config.num_small + config.num_big
         self.graphs = tuple(_draw_graph(rng, config, index, big=index >= config.num_small) for index in range(total))
@@ -112,22 +130,22 @@ def _draw_graph(rng: np.random.Generator, config: PlanConfig, index: int, *, big
     replays = []
     for _ in range(config.replays_per_graph):
         limit = config.max_bytes if big else small_bytes
-        sizes = _draw_sizes(rng, [MIN_BYTES] * oracle.GATHERS_PER_REPLAY, limit)
+        sizes = _draw_sizes(rng, [MIN_BYTES] * oracle.GATHERS_PER_REPLAY, limit, config.ragged_share)
         if big and config.max_bytes > SMALL_BYTES:  # one of the three is big for sure
             place = int(rng.random() * len(sizes))
-            sizes[place] = _draw_sizes(rng, [SMALL_BYTES + MIN_BYTES], config.max_bytes)[0]
+            sizes[place] = _draw_sizes(rng, [SMALL_BYTES + MIN_BYTES], config.max_bytes, config.ragged_share)[0]
         replays.append(tuple(sizes))
     late_rank = int(rng.random() * config.ranks) if rng.random() < LATE_SHARE else None
     return GraphSpec(index, tuple(replays), late_rank, rng.random() < config.spaced_share, big)
 
 
-def _draw_sizes(rng: np.random.Generator, lowest: list[int], limit: int) -> list[int]:
+def _draw_sizes(rng: np.random.Generator, lowest: list[int], limit: int, ragged_share: float) -> list[int]:
     """Log-uniform row sizes in words, all different: only a change of size can show what packed rows get wrong."""
     sizes: list[int] = []
     for low in lowest:
         while True:
             exact = low * math.exp(rng.random() * math.log(limit / low)) / WORD_BYTES
-            ragged = rng.random() < RAGGED_SHARE
+            ragged = rng.random() < ragged_share
             words = round(exact) if ragged else CHUNK_WORDS * round(exact / CHUNK_WORDS)
             words = min(max(words, low // WORD_BYTES), limit // WORD_BYTES)
             if words not in sizes:

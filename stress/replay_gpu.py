@@ -23,7 +23,7 @@ from stress.drive import Driver
 from stress.gpu_rank import GpuRank
 from stress.hang import Hang, Position, Wait
 from stress.ledger import LedgerReading
-from stress.plan import MAX_BYTES, SMALL_BYTES, SPACED_SHARE, Plan, PlanConfig
+from stress.plan import MAX_BYTES, SMALL_BYTES, Plan, PlanConfig, shape_for
 from stress.run import Outcome, Progress, RunConfig
 from stress.watchdog import GRACE_S, Watchdog
 
@@ -38,9 +38,8 @@ OnHang = Callable[[RunConfig, Hang], None]
 def plan_for(config: RunConfig) -> Plan:
     """The plan of a run on GPUs."""
     small, big, max_bytes = (CONTROL_SMALL, 0, SMALL_BYTES) if config.stop_on_bad else (NUM_SMALL, NUM_BIG, MAX_BYTES)
-    # Ranks of a wrong protocol soon wait in vain: compare at once what a gather brought, not two gathers later.
-    spaced_share = SPACED_SHARE if config.protocol == "mailbox" and not config.stop_on_bad else 1.0
-    return Plan(PlanConfig(config.seed, config.ranks, REPLAYS_PER_GRAPH, small, big, max_bytes, spaced_share))
+    shape = shape_for(config.protocol, is_control=config.stop_on_bad)
+    return Plan(PlanConfig(config.seed, config.ranks, REPLAYS_PER_GRAPH, small, big, max_bytes, **shape))
 
 
 class VirtualRunner:
@@ -222,7 +221,7 @@ def _decode(plan: Plan, comm: Any, reading: LedgerReading) -> BadWord:
     if seen is None:
         raise ValueError("no wrong word to decode")
     expected = Origin(seen.src_rank, seen.gather, seen.replay, seen.index)
-    return decode(plan.seed_key, comm.world_size, comm.rank, expected, seen.seen, plan.row_words)
+    return decode(plan.oracle, comm.rank, expected, seen.seen, plan.row_words)
 
 
 def _waits(comms: Sequence[Any]) -> Iterator[Wait]:

@@ -18,7 +18,7 @@ from stress.audit import compare_audits
 from stress.decode import BadWord, Origin, decode
 from stress.hang import Hang, Position, Wait
 from stress.page import Field, State, StatusPage
-from stress.plan import MAX_BYTES, SPACED_SHARE, Plan, PlanConfig
+from stress.plan import MAX_BYTES, Plan, PlanConfig, shape_for
 from stress.run import Outcome, Progress, RunConfig
 from stress.watchdog import GRACE_S
 
@@ -59,9 +59,8 @@ class HostRunner:
 def plan_for(config: RunConfig) -> Plan:
     """The plan of a run between processes: one replay a graph."""
     num_big, max_bytes = (0, CONTROL_BYTES) if config.stop_on_bad else (NUM_BIG, MAX_BYTES)
-    # Ranks of a wrong protocol soon wait in vain: compare at once what a gather brought, not two gathers later.
-    spaced_share = SPACED_SHARE if config.protocol == "mailbox" and not config.stop_on_bad else 1.0
-    return Plan(PlanConfig(config.seed, config.ranks, 1, NUM_SMALL, num_big, max_bytes, spaced_share))
+    shape = shape_for(config.protocol, is_control=config.stop_on_bad)
+    return Plan(PlanConfig(config.seed, config.ranks, 1, NUM_SMALL, num_big, max_bytes, **shape))
 
 
 def _fork(config: RunConfig, plan: Plan, page: StatusPage, rendezvous: Path) -> list[ForkProcess]:
@@ -179,5 +178,5 @@ def _first_bad(plan: Plan, page: StatusPage) -> BadWord | None:
         if line[Field.BAD_WORDS]:
             place = [line[f] for f in (Field.BAD_SRC_RANK, Field.BAD_GATHER, Field.BAD_REPLAY, Field.BAD_INDEX)]
             seen = line[Field.BAD_SEEN]
-            found.append(decode(plan.seed_key, page.ranks, rank, Origin(*place), seen, plan.row_words))
+            found.append(decode(plan.oracle, rank, Origin(*place), seen, plan.row_words))
     return min(found, key=BadWord.order, default=None)

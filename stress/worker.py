@@ -22,7 +22,7 @@ from nvcomm.errors import CapabilityError, PeerTimeoutError, UnsupportedError
 from nvcomm.group import StoreGroup
 from nvcomm.host import HostEngine, open_memory
 from stress import oracle
-from stress.host_oracle import HostOracle, Words
+from stress.host_oracle import Words
 from stress.page import Field, State, StatusPage
 from stress.plan import Plan, Sizes
 from stress.run import RunConfig
@@ -96,7 +96,7 @@ class HostRank:
         self._page = page
         self._line = page.line(engine.rank)
         self._stop_line = page.line(0)
-        self._oracle = HostOracle(config.seed, engine.world_size, plan.max_words)
+        self._oracle = plan.oracle
         gathers, ranks = oracle.GATHERS_PER_REPLAY, engine.world_size
         self._xs = [torch.zeros(plan.max_words, dtype=torch.int32) for _ in range(gathers)]
         self._outs = [torch.zeros(plan.max_words * ranks, dtype=torch.int32) for _ in range(gathers)]

@@ -22,11 +22,11 @@ NUM_WORDS = 5000
 
 
 @cute.jit
-def trace_row(row: cute.Tensor, seed_key: Uint32, rank: Int32, gather: Int32, replay: Uint32):
+def trace_row(row: cute.Tensor, seed_key: Uint32, reserved: Uint32, rank: Int32, gather: Int32, replay: Uint32):
     """The oracle as the DSL sees it, run by the host's own processor."""
     row_key = oracle.key(seed_key, Uint32(rank), Uint32(gather), replay, Uint32)
     for index in range(cute.size(row) - 1):
-        row[index] = Int32(oracle.payload(row_key, Uint32(index), Uint32))
+        row[index] = Int32(oracle.payload(row_key, Uint32(index), reserved, Uint32))
     row[cute.size(row) - 1] = Int32(oracle.late_ns(seed_key, replay, Uint32))
 
 
@@ -35,11 +35,12 @@ def arch(monkeypatch):
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
 
 
+@pytest.mark.parametrize("reserved", [0, oracle.RESERVED_PER_65536])
 @pytest.mark.parametrize(("rank", "gather", "replay"), [(0, 0, 0), (3, 2, 1_999_999), (7, 1, (1 << 27) + 5)])
-def test_both_definitions_agree(arch, seed, rank, gather, replay):
-    host = HostOracle(seed, oracle.MAX_RANKS, NUM_WORDS)
+def test_both_definitions_agree(arch, seed, rank, gather, replay, reserved):
+    host = HostOracle(seed, oracle.MAX_RANKS, reserved)
     traced = torch.zeros(NUM_WORDS + 1, dtype=torch.int32)
-    trace_row(from_dlpack(traced), Uint32(host.seed_key), Int32(rank), Int32(gather), Uint32(replay))
+    trace_row(from_dlpack(traced), Uint32(host.seed_key), Uint32(reserved), Int32(rank), Int32(gather), Uint32(replay))
     assert np.array_equal(traced[:-1].numpy().view(np.uint32), host.row(rank, gather, replay, NUM_WORDS))
     assert int(traced[-1]) == host.late_ns(replay)
 
@@ -47,7 +48,7 @@ def test_both_definitions_agree(arch, seed, rank, gather, replay):
 @pytest.mark.parametrize("target", ["sm_90a", "sm_100a", "sm_103a"])
 def test_compile_check_turn_and_late(target):
     none = [Int32(0)] * oracle.GATHERS_PER_REPLAY
-    arguments = (*[Int64(0)] * 5, Uint32(0), Int32(0), none, none, Int32(0), Int32(1), Int32(0), Int32(1))
+    arguments = (*[Int64(0)] * 5, Uint32(0), Uint32(0), Int32(0), none, none, Int32(0), Int32(1), Int32(0), Int32(1))
     turn = jit.artifacts(TurnKernel(4), *arguments, make_fake_stream(), arch=target)
     (usage,) = turn.usage.values()
     assert usage.frame_bytes == 0
