@@ -2,10 +2,11 @@
 """Whole-word loads and stores on shared memory, and the barrier between clears and publishes.
 
 docs/mailbox.md R4 asks two things of a store into a mailbox: each aligned 32-bit word arrives whole, and it is written
-once: a second store of the same value, which `memcpy` is free to do where its head and tail overlap, could land after
-the peer has cleared the word. So payload never goes through a copy.
+once. A second store of the same value would land behind the peer's clear, and be read as a word of a later call. That
+is what `memcpy` does where its overlapping head and tail meet, and so does numpy's copy (tests/host/test_words.py sees
+it happen): payload never goes through one.
 
-Assumption A2 (host), named and not proven: numpy's inner loop of a bitwise ufunc over aligned, contiguous uint32
+Assumption H1, named and not proven: numpy's inner loop of a bitwise ufunc over aligned, contiguous uint32
 arrays writes every element of the result exactly once, in pieces of whole elements. It holds for scalar code and for
 vector code, whose aligned or unaligned vectors are made of whole aligned words; x86-64 does not tear an aligned word
 inside a vector store. The operand 0 is a run-time value, so no compiler can turn the loop into `memcpy`.
