@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 # Virtual ranks wait for each other, so each stream needs its own hardware queue; read when the context is made.
@@ -17,6 +17,7 @@ import torch
 import nvcomm
 from nvcomm import group as groups
 from nvcomm.errors import GroupError, PeerTimeoutError, UnsupportedError, UsageError
+from nvcomm.options import Options
 from stress.audit import compare_audits
 from stress.decode import BadWord, Origin, decode
 from stress.drive import Driver
@@ -244,7 +245,9 @@ def _world_options(config: RunConfig) -> dict[str, Any]:
     if config.protocol != "mailbox":
         options["protocol"] = config.protocol
     if config.transport == "delayed":
-        options |= {"transport": "delayed", "seed": config.seed}
+        if "transport" not in {field.name for field in fields(Options)}:
+            raise UnsupportedError("the delayed transport is not there in GPU worlds: use --world host.")
+        options["transport"] = "delayed"
     return options
 
 
