@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decode top-k on one GPU: every cell of rows x columns, hot and cold, beside the read floor and torch.topk.
+
+    python -m benchmarks.topk --k 512 > topk.txt
+
+Times are medians over replays of a CUDA graph of 20 calls, divided by 20. Hot: all calls on one buffer. Cold: each call
+of the graph on its own buffer, and 268 MB read before the replay. Every output is checked before and after.
+The floor reads each valid row once and has two cluster barriers, plain graph edges, best of 1 to 16 CTAs a row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+import torch
+
+from decode.reference.topk import explain_mismatch, valid_keys
+from decode.topk import launch
+from decode.topk_config import TopkConfig, choose_cluster
+
+CALLS = 20
+COLUMNS = (65_536, 262_144, 524_288, 1_048_576)
+ROWS = (1, 6, 12, 24, 48, 64)
+FLUSH_BYTES = 268_435_456
+# design bar: floor measured once on an H200 (hot, all columns valid) + 3 us
+BARS = {
+    65_536: (5.2, 5.2, 5.3, 5.5, 6.0, 7.9),
+    262_144: (5.5, 5.6, 5.9, 6.6, 8.4, 10.3),
+    524_288: (5.8, 5.9, 6.8, 8.5, 11.6, 21.4),
+    1_048_576: (6.6, 6.7, 8.4, 11.9, 27.9, 36.5),
+}
+
+
+def median_us(calls: list[Callable[[], None]], replays: int, before: Callable[[], None] | None = None) -> float:
+    """Microseconds per call, median over replays of one graph of all `calls`."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        calls[0]()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for call in calls:
+                call()
+        times = []
+        for _ in range(replays + 2):
+            if before is not None:
+                before()
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) * 1e3 / len(calls))
+    return sorted(times[2:])[replays // 2]
+
+
+def floor_us(logits: torch.Tensor, columns: int, clusters: tuple[int, ...], replays: int) -> tuple[float, int]:
+    """The read floor of (rows, columns), and the cluster size that gave it."""
+    from cutlass import Int32, Int64
+    from cutlass.cute.runtime import make_fake_stream
+
+    from benchmarks.topk_floor import FloorKernel
+    from nvcomm.jit import compile_kernel
+
+    rows = logits.shape[0]
+    scratch = torch.empty(rows * 16 * 32, dtype=torch.int32, device="cuda")
+    best = (float("inf"), 0)
+    for cluster in clusters:
+        config = TopkConfig(512, cluster, pdl=False)
+        kernel = compile_kernel(
+            FloorKernel(config), *[Int64(0)] * 3, *[Int32(1)] * 2, make_fake_stream(), key=(config,)
+        )
+
+        def call(kernel: Callable[..., None] = kernel) -> None:
+            stream = torch.cuda.current_stream().cuda_stream
+            kernel(logits.data_ptr(), scratch.data_ptr(), logits.stride(0) * 2, rows, columns, stream)
+
+        best = min(best, (median_us([call] * CALLS, replays), cluster))
+    return best
+
+
+class Cell:
+    """One cell: rows of `columns`, of which `valid` count."""
+
+    def __init__(self, pool: torch.Tensor, rows: int, columns: int, valid: int, k: int) -> None:
+        self.k, self.valid = k, valid
+        size = rows * columns
+        self.buffers = [pool[i * size : (i + 1) * size].view(rows, columns) for i in range(CALLS)]
+        self.lengths = torch.full((rows,), valid, dtype=torch.int32, device="cuda")
+        self.out = torch.empty(rows, k, dtype=torch.int32, device="cuda")
+
+    def calls(self, config: TopkConfig, *, cold: bool) -> list[Callable[[], None]]:
+        """The 20 calls of a graph."""
+        buffers = self.buffers if cold else self.buffers[:1] * CALLS
+        return [lambda b=b: launch(config, b, self.lengths, self.out) for b in buffers]
+
+    def check(self, config: TopkConfig) -> None:
+        """Raises if the kernel's selection from the first buffer is wrong."""
+        self.out.fill_(-7)
+        launch(config, self.buffers[0], self.lengths, self.out)
+        wrong = explain_mismatch(valid_keys(self.buffers[0][:, : self.valid], self.lengths), self.k, self.out)
+        if wrong:
+            raise SystemExit(f"{config}, {tuple(self.buffers[0].shape)}, {self.valid} valid: {wrong}")
+
+    def time(self, config: TopkConfig, replays: int, *, cold: bool) -> float:
+        """Microseconds per call, checked before and after."""
+        self.check(config)
+        before = flush if cold else None
+        result = median_us(self.calls(config, cold=cold), replays, before)
+        self.check(config)
+        return result
+
+    def torch_us(self, replays: int) -> float:
+        """`torch.topk` on the valid columns, hot."""
+        view = self.buffers[0][:, : self.valid]
+        return median_us([lambda: torch.topk(view, self.k, dim=1)] * 3, replays)
+
+
+def flush() -> None:
+    """Reads more than the L2 cache holds."""
+    _FLUSH.sum()
+
+
+def make_pool(num_elements: int) -> torch.Tensor:
+    """Random normal BF16 values."""
+    pool = torch.empty(num_elements, dtype=torch.bfloat16, device="cuda")
+    for part in pool.split(1 << 28):
+        part.normal_()
+    return pool
+
+
+def variants(rows: int, clusters: str, threads: str, k: int) -> list[TopkConfig]:
+    """The configurations asked for: "auto" is what `decode_topk` takes."""
+    chosen = [choose_cluster(rows)] if clusters == "auto" else [int(c) for c in clusters.split(",")]
+    return [TopkConfig(k, cluster, threads=int(t)) for cluster in chosen for t in threads.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--k", type=int, default=512)
+    parser.add_argument("--rows", default=",".join(map(str, ROWS)))
+    parser.add_argument("--columns", default=",".join(map(str, COLUMNS)))
+    parser.add_argument("--valid", default="8,1", help="1/n of the columns")
+    parser.add_argument("--clusters", default="auto", help="CTAs a row, comma-separated")
+    parser.add_argument("--threads", default="1024")
+    parser.add_argument("--replays", type=int, default=15)
+    parser.add_argument("--no-cold", action="store_true")
+    parser.add_argument("--no-torch", action="store_true")
+    parser.add_argument("--no-floor", action="store_true")
+    args = parser.parse_args()
+    rows_list = [int(r) for r in args.rows.split(",")]
+    columns_list = [int(c) for c in args.columns.split(",")]
+    say = sys.stdout.write
+    pool = make_pool(max(rows_list) * max(columns_list) * CALLS)
+    global _FLUSH
+    _FLUSH = torch.zeros(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
+    say(f"# {torch.cuda.get_device_name()}, torch {torch.__version__}, k={args.k}, us per call\n")
+    say("# columns valid rows | floor (CTAs) bar | variant hot cold | torch.topk | lost\n")
+    for columns in columns_list:
+        for share in (int(v) for v in args.valid.split(",")):
+            for rows in rows_list:
+                cell = Cell(pool, rows, columns, columns // share, args.k)
+                line = f"{columns:8d} 1/{share} {rows:3d} |"
+                bar = None
+                if not args.no_floor:
+                    floor, cluster = floor_us(cell.buffers[0], columns // share, (1, 2, 4, 8, 16), args.replays)
+                    bar = floor + 3
+                    line += f" {floor:6.2f} ({cluster:2d}) {bar:6.2f} |"
+                lost = []
+                for config in variants(rows, args.clusters, args.threads, args.k):
+                    hot = cell.time(config, args.replays, cold=False)
+                    cold = float("nan") if args.no_cold else cell.time(config, args.replays, cold=True)
+                    line += f" {config.cluster}x{config.threads} {hot:6.2f} {cold:6.2f} |"
+                    if bar is not None and hot > bar:
+                        lost.append("bar")
+                if not args.no_torch:
+                    torch_us = cell.torch_us(5)
+                    line += f" {torch_us:8.1f} |"
+                    if hot > torch_us:
+                        lost.append("torch")
+                say(f"{line} {' '.join(sorted(set(lost)))}\n")
+                sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

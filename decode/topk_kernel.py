@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact top-k of BF16 rows, one kernel: a cluster of CTAs a row, the row read from memory once.
+
+1. Each CTA streams its share and keeps maxima: one a thread and batch of 8 vectors, one a group of elements. Its
+   threshold is the ceil(k / CTAs)-th largest of its group maxima. Groups are disjoint, so at least k elements of the row
+   reach the smallest of the CTAs' thresholds, whatever the data; with random data hardly more than k do.
+2. One exchange agrees on that threshold. Batches whose maximum reaches it are read again; their elements above
+   it become candidates. Of elements equal to it a CTA keeps k: more cannot be wanted.
+3. Candidates are counted, by key, in a histogram that every CTA holds complete, with the count of earlier CTAs
+   beside it. After that second exchange each CTA finds the k-th key and writes its own winners where they belong.
+
+Only when some CTA has more candidates than fit (data whose top crowds into few groups) the row is counted again
+without lists (`topk_ordered`). The branch is taken on the device by all CTAs of a row alike.
+
+Memory order: remote accesses to shared memory come after the first cluster barrier (all CTAs have started and cleared
+theirs). Both exchanges are asynchronous stores counted by an mbarrier of their destination, which waits for them
+before it exits. A cluster barrier there would drop L1, and with it the batches to be read again. Logits and lengths are read, and `out` is written, only after griddepcontrol.wait.
+"""
+
+from __future__ import annotations
+
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Int32, Int64, Uint32, const_expr, range_constexpr
+
+from decode.topk_config import BLOCK_COLUMNS, FINE_BINS, VECTOR_COLUMNS, WARP, SharedLayout, TopkConfig
+from decode.topk_find import group_threshold
+from decode.topk_harvest import (
+    NUM_ABOVE,
+    NUM_EQUAL,
+    OVERFLOW,
+    counter,
+    emit,
+    exchange_bracket,
+    find_fine,
+    harvest,
+    note_largest,
+    prepare,
+    publish_candidates,
+    put,
+    refine,
+    stream,
+)
+from decode.topk_keys import MIN_KEY, Row, tail_key
+from decode.topk_ordered import count_all, emit_in_order
+from nvcomm.ptx import cluster as ptx
+from nvcomm.ptx import memory
+
+NUM_STAMPS = 10
+
+
+class TopkKernel:
+    """The top-k of one `TopkConfig`."""
+
+    def __init__(self, config: TopkConfig) -> None:
+        self.config = config
+        self.layout = SharedLayout(config)
+
+    @cute.jit
+    def __call__(
+        self,
+        logits: Int64,
+        lengths: Int64,
+        out: Int64,
+        row_bytes: Int64,
+        out_row_bytes: Int64,
+        num_rows: Int32,
+        num_columns: Int32,
+        rows_per_length: Int32,
+        stream: CUstream,
+    ) -> None:
+        """Launches the kernel.
+
+        Args:
+            logits: address of (num_rows, num_columns) bf16, rows `row_bytes` apart, all multiples of 16.
+            lengths: address of int32, one for each `rows_per_length` rows.
+            out: address of (num_rows, k) int32, rows `out_row_bytes` apart.
+            row_bytes, out_row_bytes: strides.
+            num_rows, num_columns: extents; a length beyond the columns means all of them.
+            rows_per_length: rows that share a length.
+            stream: CUDA stream.
+        """
+        cluster = self.config.cluster
+        self.kernel(logits, lengths, out, row_bytes, out_row_bytes, num_columns, rows_per_length).launch(
+            grid=(num_rows * cluster, 1, 1),
+            block=(self.config.threads, 1, 1),
+            cluster=(cluster, 1, 1) if cluster > 1 else None,
+            smem=self.layout.total_bytes,
+            stream=stream,
+            min_blocks_per_mp=max(1, 1024 // self.config.threads),
+            preferred_smem_carveout=-1,  # the driver's default; left out, the compiler asks the driver for a GPU
+            use_pdl=self.config.pdl,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        logits: Int64,
+        lengths: Int64,
+        out: Int64,
+        row_bytes: Int64,
+        out_row_bytes: Int64,
+        num_columns: Int32,
+        rows_per_length: Int32,
+    ) -> None:
+        config = self.config
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        smem = ptx.shared_base()
+        stamps = cute.make_rmem_tensor((NUM_STAMPS,), Uint32)
+        stamp(config, stamps, 0)
+        prepare(config, smem, thread)
+        if const_expr(config.pdl):
+            cute.arch.griddepcontrol_wait()
+            stamp(config, stamps, 1)
+            # Every reader of `out` waits for this grid's end; the trigger only lets the next grid get ready.
+            cute.arch.griddepcontrol_launch_dependents()
+        row_index = block // config.cluster
+        length = Int32(memory.ld_weak_b32(lengths + Int64(row_index // rows_per_length) * 4))
+        if const_expr(config.cluster > 1):
+            ptx.cluster_wait_acquire()
+        else:
+            cute.arch.sync_threads()
+        stamp(config, stamps, 2)
+        if length > num_columns:
+            length = num_columns
+        if length < 0:
+            length = Int32(0)
+        data = logits + Int64(row_index) * row_bytes
+        out_row = out + Int64(row_index) * out_row_bytes
+        cta = block % config.cluster
+        lane = thread % WARP
+        warp = cute.arch.make_warp_uniform(thread // WARP)
+        if const_expr(config.mode == "columns"):
+            row = Row(
+                config, self.layout, smem, thread, lane, warp, cta, data, out_row,
+                length // VECTOR_COLUMNS, length % VECTOR_COLUMNS, Uint32(config.k),
+            )  # fmt: skip
+            if length <= config.k:
+                take_all(row, length)
+            else:
+                select(row, stamps)
+        else:
+            num_blocks = (length + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
+            num_select = num_blocks - 1
+            if num_select > config.k - 1:
+                num_select = Int32(config.k - 1)
+            # The newest block is pinned: it takes the first place, and the others compete for the rest.
+            row = Row(
+                config, self.layout, smem, thread, lane, warp, cta, data, out_row + 4,
+                num_blocks - 1, Int32(0), Uint32(num_select),
+            )  # fmt: skip
+            if (cta == 0) & (thread == 0):
+                memory.st_weak_b32(out_row, Uint32(num_blocks - 1))
+            if num_blocks <= 1:
+                fill(row, Uint32(0))
+            else:
+                select(row, stamps)
+
+
+@cute.jit
+def stamp(config: TopkConfig, stamps: cute.Tensor, which: int) -> None:
+    """Reads the clock, for measurements."""
+    if const_expr(config.stamps):
+        stamps[which] = Uint32(cute.arch.clock())
+
+
+@cute.jit
+def take_all(row: Row, length: Int32) -> None:
+    """A row no longer than k: all of its columns, then -1."""
+    index = row.cta * row.config.threads + row.thread
+    while index < row.config.k:
+        value = index
+        if index >= length:
+            value = Int32(-1)
+        put(row, Uint32(index), Uint32(value))
+        index = index + row.config.step_vectors
+
+
+@cute.jit
+def fill(row: Row, first: Uint32) -> None:
+    """-1 from place `first` on, in block mode: the last k - 1 places follow the pinned block."""
+    at = first + Uint32(row.cta * row.config.threads + row.thread)
+    while at < row.config.k - 1:
+        put(row, at, Uint32(0xFFFFFFFF))
+        at = at + row.config.step_vectors
+
+
+@cute.jit
+def select(row: Row, stamps: cute.Tensor) -> None:
+    """The top `num_select` elements of a row that has more than that, or in block mode at least that many."""
+    config, layout = row.config, row.layout
+    tail = Uint32(0)
+    if (row.cta == 0) & (row.thread < row.num_tail):
+        tail = tail_key(row, row.thread)
+    groups = cute.make_rmem_tensor((config.groups_per_thread,), Uint32)
+    num_batches = stream(row, groups)
+    note_largest(row, groups, tail)
+    stamp(config, stamps, 3)
+    own_threshold = group_threshold(row, groups)
+    stamp(config, stamps, 4)
+    threshold, largest = exchange_bracket(row, own_threshold)
+    stamp(config, stamps, 5)
+
+    harvest(row, threshold, num_batches, tail)
+    stamp(config, stamps, 6)
+    num_above = Int32(ptx.ld_shared(counter(row, NUM_ABOVE)))
+    if num_above > config.candidate_capacity:
+        num_above = Int32(config.candidate_capacity)
+    num_equal = Int32(ptx.ld_shared(counter(row, NUM_EQUAL)))
+    if num_equal > config.k:
+        num_equal = Int32(config.k)
+    shift = Uint32(0)
+    for bits in range_constexpr(10, 16):
+        shift = shift + Uint32(((largest - threshold) >> Uint32(bits)) != 0)
+    publish_candidates(row, threshold, shift, num_above, Uint32(num_equal))
+    stamp(config, stamps, 7)
+
+    kth = Uint32(0)
+    above = Uint32(0)
+    overflow = ptx.ld_shared(counter(row, OVERFLOW)) != 0
+    if overflow:
+        kth, above = count_all(row)
+        emit_in_order(row, kth, above)
+    else:
+        found, above, count = find_fine(row, layout.fine, FINE_BINS, row.num_select)
+        kth = threshold + (found << shift)
+        if shift != 0:
+            equal_here = Uint32(0)
+            if found == 0:
+                equal_here = Uint32(num_equal)
+            kth, above, count = refine(row, kth, above, shift, num_above, equal_here)
+        stamp(config, stamps, 8)
+        if const_expr(config.deterministic):
+            emit_in_order(row, kth, above & Uint32(0xFFFF))
+        else:
+            emit(row, threshold, kth, above, count, num_above, num_equal)
+    if const_expr(config.mode == "blocks"):
+        first = row.num_select
+        if kth == MIN_KEY:
+            first = above & Uint32(0xFFFF)
+        fill(row, first)
+    if const_expr(config.stamps):
+        stamp(config, stamps, 9)
+        cute.arch.sync_threads()
+        if (row.thread == 0) & (row.cta == config.cluster - 1):
+            for i in range_constexpr(NUM_STAMPS):
+                put(row, Uint32(i), stamps[i])
