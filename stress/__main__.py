@@ -22,6 +22,8 @@ from stress.run import Outcome, Progress, RunConfig, Runner, World
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs; returns the exit code that the help text lists."""
+    # Virtual ranks wait for each other, so each stream needs its own hardware queue; CUDA reads this when it starts.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     options = parse(argv)
     console = Console(stderr=True)
     try:
@@ -118,5 +120,4 @@ def _runner(options: Options, config: RunConfig, console: Console) -> Runner:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     sys.exit(main())

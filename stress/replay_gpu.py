@@ -4,13 +4,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields
 from typing import Any
-
-# Virtual ranks wait for each other, so each stream needs its own hardware queue; read when the context is made.
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 import torch
 
@@ -162,24 +158,20 @@ def replay(
                 watchdog.beat()
             progress.stage = "replays"
             launches, seconds = Driver(ranks, plan, watchdog, look).run(config, progress)
-            for rank in ranks:
-                rank.snapshot()
-            torch.cuda.synchronize()
+            _settle(ranks)
             for comm in comms:
                 comm.check()
             facts = others.gather(_facts(comms, ranks, plan))
-        except PeerTimeoutError as error:
-            torch.cuda.synchronize()
-            return _outcome_of_hang(explain(str(error)), ranks)
-        except GroupError as error:  # another process of the world left
-            return _outcome_of_hang(explain(str(error)), ranks)
+        except (PeerTimeoutError, GroupError) as error:  # GroupError: another process of the world left
+            _settle(ranks)
+            return _outcome_of_hang(explain(str(error)), ranks, plan)
     return _outcome(facts, config, launches * REPLAYS_PER_GRAPH, seconds)
 
 
 def _facts(comms: Sequence[Any], ranks: Sequence[GpuRank], plan: Plan) -> dict[str, Any]:
     """What this process saw, as JSON."""
     readings = [rank.reading() for rank in ranks]
-    firsts = [_decode(plan, comm, reading) for comm, reading in zip(comms, readings, strict=True) if reading.first]
+    firsts = [first for rank in ranks if (first := _first_bad(plan, rank.comm.rank, rank.reading()))]
     return {
         "replays": [reading.replay for reading in readings],
         "gathers": [reading.gathers for reading in readings],
@@ -210,19 +202,34 @@ def _outcome(facts: list[dict[str, Any]], config: RunConfig, replays: int, secon
     )
 
 
-def _outcome_of_hang(hang: Hang, ranks: Sequence[GpuRank]) -> Outcome:
+def _settle(ranks: Sequence[GpuRank]) -> None:
+    """Waits for what was launched, and reads the ledgers."""
+    torch.cuda.synchronize()
+    for rank in ranks:
+        rank.snapshot()
+    torch.cuda.synchronize()
+
+
+def _outcome_of_hang(hang: Hang, ranks: Sequence[GpuRank], plan: Plan) -> Outcome:
+    """What this process alone knows: the others may be gone."""
     readings = [rank.reading() for rank in ranks]
-    replays = min((reading.replay for reading in readings), default=0)
-    gathers = min((reading.gathers for reading in readings), default=0)
-    return Outcome(replays=replays, gathers=gathers, bad_words=0, first_bad=None, seconds=0.0, hang=hang)
+    firsts = [first for rank in ranks if (first := _first_bad(plan, rank.comm.rank, rank.reading()))]
+    return Outcome(
+        replays=min((reading.replay for reading in readings), default=0),
+        gathers=min((reading.gathers for reading in readings), default=0),
+        bad_words=sum(reading.bad_words for reading in readings),
+        first_bad=min(firsts, key=BadWord.order, default=None),
+        seconds=0.0,
+        hang=hang,
+    )
 
 
-def _decode(plan: Plan, comm: Any, reading: LedgerReading) -> BadWord:
+def _first_bad(plan: Plan, rank: int, reading: LedgerReading) -> BadWord | None:
     seen = reading.first
     if seen is None:
-        raise ValueError("no wrong word to decode")
+        return None
     expected = Origin(seen.src_rank, seen.gather, seen.replay, seen.index)
-    return decode(plan.oracle, comm.rank, expected, seen.seen, plan.row_words)
+    return decode(plan.oracle, rank, expected, seen.seen, plan.row_words)
 
 
 def _waits(comms: Sequence[Any]) -> Iterator[Wait]:
