@@ -192,7 +192,6 @@ def test_a_preloaded_kernel_runs_beside_one_that_spins():
     assert still_spinning, f"the launch took {took:.3f} s: it waited for the spinning kernel"
 
 
-@pytest.mark.skipif(os.environ.get("CUDA_MODULE_LOADING") == "EAGER", reason="CUDA_MODULE_LOADING=EAGER loads at once")
 def test_without_preload_the_first_launch_waits_for_the_kernel_that_spins():
     """The negative control: if this fails, CUDA no longer needs preload, or the test above proves nothing."""
     took, still_spinning = launch_beside_a_spinning_kernel(compile_fill(6), 1_000_000_000)
