@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The digest of every source file that can change a kernel: its module and whatever of ours that imports, transitively.
 
-Imports are read from the syntax tree, so nothing is executed, and an import inside a function counts.
+Imports are read from the syntax tree, so nothing is executed, and an import inside a function counts;
+one under `if TYPE_CHECKING` does not.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _file_of(name: str) -> Path | None:
 def _imports(name: str, path: Path) -> Iterator[str]:
     """Names that `path` imports; `from a import b` yields both `a` and `a.b`, as b may be a module."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_bytes())):
+    for node in _running_nodes(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -80,3 +81,13 @@ def _imports(name: str, path: Path) -> Iterator[str]:
                 base = ".".join([*parents[: len(parents) - node.level + 1], *([base] if base else [])])
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node that can take part in a run: imports for type checkers alone reach no kernel."""
+    yield tree
+    nodes = list(ast.iter_child_nodes(tree))
+    if isinstance(tree, ast.If) and ast.unparse(tree.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+        nodes = list(tree.orelse)
+    for node in nodes:
+        yield from _running_nodes(node)

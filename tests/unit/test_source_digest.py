@@ -52,6 +52,20 @@ def test_a_file_that_is_not_reached_does_not(package):
     assert digest() == before
 
 
+@pytest.mark.parametrize(
+    ("condition", "reached"),
+    [("TYPE_CHECKING", False), ("typing.TYPE_CHECKING", False), ("not TYPE_CHECKING", True), ("True", True)],
+)
+def test_imports_for_type_checkers_alone_do_not_count(package, condition, reached):
+    (package / "kernel.py").write_text(f"from pkg import helper\nif {condition}:\n    from pkg import stranger\n")
+    assert ("pkg.stranger" in module._closure("pkg.kernel")) == reached
+
+
+def test_imports_beside_those_for_type_checkers_count(package):
+    (package / "kernel.py").write_text("if TYPE_CHECKING:\n    import json\nelse:\n    from pkg import stranger\n")
+    assert "pkg.stranger" in module._closure("pkg.kernel")
+
+
 def test_the_kernels_of_the_library_reach_device_code():
     pytest.importorskip("cutlass")
     import nvcomm.collectives.all_gather  # noqa: F401
