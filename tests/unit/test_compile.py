@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nvcomm compile` fills the cache without a GPU, and with what a communicator will look for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvcomm import compile as compile_command
+
+ROOT = Path(__file__).parents[2]
+FEW = ("--world-size", "2", "--transport", "peer", "--max-bytes", "4096")
+
+
+def _run(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "nvcomm", "compile", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "NVCOMM_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def test_it_fills_the_cache_and_then_finds_everything_there(tmp_path: Path) -> None:
+    pytest.importorskip("cutlass")
+    cache = tmp_path / "kernels"
+    first = _run("--arch", "sm_90a", *FEW, cache=cache)
+    assert first.returncode == 0, first.stderr
+    files = {path.name: path.stat().st_mtime_ns for path in cache.iterdir()}
+    kernels = [line for line in first.stdout.splitlines() if line.startswith("sm_90a")]
+    assert len(files) == len(kernels) > 0
+    again = _run("--arch", "sm_90a", *FEW, cache=cache)
+    assert again.returncode == 0, again.stderr
+    assert {path.name: path.stat().st_mtime_ns for path in cache.iterdir()} == files
+
+
+def test_other_options_are_other_kernels() -> None:
+    pytest.importorskip("cutlass")
+    keys = [
+        repr(variant.key)
+        for pdl in ("off", "safe", "early")
+        for max_bytes in (4096, 8192)
+        for variant in compile_command.variants([2, 3], max_bytes, pdl, ["peer", "multicast"])
+    ]
+    assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize("arguments", [(), ("--arch", "sm_42"), ("--arch", "sm_90a", "--world-size", "9")])
+def test_wrong_use_exits_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        compile_command.main(arguments)
+    assert raised.value.code == compile_command.EXIT_USAGE
+    assert "usage: nvcomm compile" in capsys.readouterr().err
+
+
+def test_a_cache_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("cutlass")
+    tmp_path.chmod(0o777)
+    done = _run("--arch", "sm_90a", *FEW, cache=tmp_path)
+    assert done.returncode == compile_command.EXIT_USAGE
+    assert str(tmp_path) in done.stderr
+
+
+@pytest.mark.gpu
+def test_a_communicator_finds_what_was_compiled_for_it(tmp_path: Path) -> None:
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    cache = tmp_path / "kernels"
+    done = _run("--arch", f"sm_{major}{minor}a", *FEW, cache=cache)
+    assert done.returncode == 0, done.stderr
+    files = sorted(path.name for path in cache.iterdir())
+    build = "import nvcomm; nvcomm.virtual_world(2, 'cuda', max_bytes=4096).close()"
+    subprocess.run(
+        [sys.executable, "-c", build],
+        cwd=ROOT,
+        env={**os.environ, "NVCOMM_CACHE_DIR": str(cache)},
+        check=True,
+        timeout=110,
+    )
+    assert sorted(path.name for path in cache.iterdir()) == files
