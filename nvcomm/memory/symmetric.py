@@ -71,7 +71,7 @@ class TorchSymmetricMemory:
     def rendezvous(self, tensor: torch.Tensor, group: StoreGroup, name: str) -> Mapping:
         """Maps every rank's tensor. Collective; returns when all ranks have got that far, which may be never."""
         c10d: Any = torch._C._distributed_c10d
-        # PyTorch looks ranks and store up under the name of a process group; it takes no more from the group than these.
+        # PyTorch looks ranks and store up under the name of a process group, and takes no more from it than these.
         process_group = c10d.ProcessGroup(group.child_store(name), group.rank, group.world_size)
         c10d._register_process_group(name, process_group)  # which does not keep it alive
         try:

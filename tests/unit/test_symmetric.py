@@ -8,6 +8,7 @@ waits past its deadline, and no folder, variable or memory is left.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import multiprocessing
 import os
@@ -326,6 +327,34 @@ def test_without_a_driver_the_real_calls_say_why():
     (group,) = local_groups(1)
     with pytest.raises(CapabilityError, match="driver"):
         SymmetricMemory(group, GPU, SIZE, multicast=False, timeout_s=1)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_pytorch_finds_ranks_and_store_under_the_name_and_only_during_the_rendezvous(fails, monkeypatch):
+    c10d = torch._C._distributed_c10d
+    found = []
+
+    class FakeSymmetricMemory:
+        @staticmethod
+        def rendezvous(tensor, name):
+            gc.collect()  # PyTorch's registry keeps nothing alive
+            process_group = c10d._resolve_process_group(name)
+            process_group.get_group_store().set("key", "value")
+            found.append((process_group.rank(), process_group.size()))
+            if fails:
+                raise RuntimeError("CUDA error")
+            return "mapping"
+
+    monkeypatch.setattr(c10d, "_SymmetricMemory", FakeSymmetricMemory)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    group = local_groups(3)[2]
+    rendezvous = functools.partial(TorchSymmetricMemory().rendezvous, torch.zeros(1), group, "nvcomm/some name")
+    with pytest.raises(RuntimeError, match="CUDA error") if fails else contextlib.nullcontext():
+        assert rendezvous() == "mapping"
+    assert found == [(2, 3)]
+    assert group.child_store("nvcomm/some name").get("key") == b"value"
+    with pytest.raises(RuntimeError, match="some name"):
+        c10d._resolve_process_group("nvcomm/some name")
 
 
 class TestMeetingFolder:
