@@ -28,7 +28,7 @@ from nvcomm.cubin import Usage, disassemble, resource_usage
 from nvcomm.env import other, settings
 from nvcomm.errors import CudaError, UnsupportedError, UsageError
 from nvcomm.kernel_cache import KernelCache
-from nvcomm.preload import load_functions_of
+from nvcomm.preload import load_functions_of, resident_ctas_of
 from nvcomm.source_digest import source_digest
 
 # The name of the function in every object: objects are linked apart from each other.
@@ -143,6 +143,12 @@ def preload(kernel: CompiledKernel, *args: Any) -> int:
     """
     launch_args = args or kernel.fake_launch_args
     return load_functions_of(lambda stream: kernel(*launch_args, stream))
+
+
+def resident_ctas_per_sm(kernel: CompiledKernel, *args: Any) -> int:
+    """CTAs of `kernel` that one multiprocessor of the current device holds at once; for the rest see `preload`."""
+    launch_args = args or kernel.fake_launch_args
+    return resident_ctas_of(lambda stream: kernel(*launch_args, stream))
 
 
 def artifacts(kernel: Any, *fake_args: Any, arch: str | None = None) -> Artifacts:

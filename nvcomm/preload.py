@@ -25,17 +25,35 @@ def load_functions_of(launch: Callable[[int], object]) -> int:
     """
     if int(driver.call("cuCtxGetCurrent")) == 0:
         raise UsageError("preload needs a current CUDA context: call torch.cuda.set_device(device) first.")
-    cuda = driver.load()
     loaded = 0
+    for function, _ in _functions(launch):
+        driver.call("cuFuncLoad", function)
+        loaded += 1
+    return loaded
+
+
+def resident_ctas_of(launch: Callable[[int], object]) -> int:
+    """CTAs of the kernels in `launch(stream)` that one multiprocessor holds at once: the fewest, says the driver.
+
+    Loads them too; for the rest see `load_functions_of`.
+    """
+    name = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+    resident = []
+    for function, params in _functions(launch):
+        threads = params.blockDimX * params.blockDimY * params.blockDimZ
+        resident.append(int(driver.call(name, function, threads, params.sharedMemBytes)))
+    return min(resident)
+
+
+def _functions(launch: Callable[[int], object]) -> Iterator[tuple[Any, Any]]:
+    """Each kernel of a launch that is captured and thrown away: its function, and its node's parameters."""
+    cuda = driver.load()
     with _stream(cuda) as stream, _captured(cuda, stream, launch) as graph:
         for node in _nodes(graph):
-            if driver.call("cuGraphNodeGetType", node) != cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
-                continue
-            params = driver.call("cuGraphKernelNodeGetParams", node)
-            function = params.func if int(params.func) else driver.call("cuKernelGetFunction", params.kern)
-            driver.call("cuFuncLoad", function)
-            loaded += 1
-    return loaded
+            if driver.call("cuGraphNodeGetType", node) == cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
+                params = driver.call("cuGraphKernelNodeGetParams", node)
+                function = params.func if int(params.func) else driver.call("cuKernelGetFunction", params.kern)
+                yield function, params
 
 
 @contextlib.contextmanager
