@@ -104,12 +104,13 @@ def run_ranks(world_size, body, tmp_path):
 
 def _rank_main(rank, world_size, body, path, send):
     group = StoreGroup(dist.FileStore(path, world_size), rank, world_size, "test")
+    group.barrier("every process runs", 30)  # so that a short timeout bounds what is tested, not how ranks start
     send.send(body(group))
     send.close()
     os._exit(0)  # a thread that hangs in a rendezvous would be waited for
 
 
-def build(group, *, timeout_s=5.0, **fake):
+def build(group, *, timeout_s=20.0, **fake):
     """Builds and describes: the outcome and whatever is left behind."""
     size = fake.pop("size", SIZE)
     ask = fake.pop("ask_multicast", False)
@@ -193,7 +194,7 @@ def test_a_fault_on_one_rank_is_the_same_error_on_all(name, rank, tmp_path, fold
     assert results[0]["text"] == results[1]["text"]
     assert list(results[0]["reasons"]) == [rank]
     assert says in results[0]["text"]
-    assert max(result["seconds"] for result in results) < 4, "nobody waits for a rank that has said no"
+    assert max(result["seconds"] for result in results) < 10, "nobody waits for a rank that has said no"
     assert_nothing_left(results, folders)
 
 
@@ -212,7 +213,7 @@ def test_a_rank_whose_rendezvous_raises_leaves_the_others_waiting_until_the_dead
     assert f"rank {rank}: RuntimeError: CUDA error" in results[0]["text"]
     assert "have to end" in results[0]["text"]
     assert results[0]["missing"] == tuple(other for other in range(3) if other != rank)
-    assert max(result["seconds"] for result in results) < 4
+    assert max(result["seconds"] for result in results) < 8
     assert not results[rank]["leak"], "the rank whose call returned gives its memory back"
     assert not list(folders.iterdir())
 
@@ -230,7 +231,7 @@ def test_a_rendezvous_that_never_returns_is_an_error_on_every_rank(tmp_path, fol
     assert results[0]["missing"] == (1,)
     assert [result["leak"] for result in results] == [False, True], "the thread that hangs holds its rank's memory"
     assert all(result["variables"] for result in results)
-    assert max(result["seconds"] for result in results) < 4
+    assert max(result["seconds"] for result in results) < 8
     assert not list(folders.iterdir())
 
 
@@ -242,7 +243,7 @@ def test_a_rank_that_dies_is_named_by_the_others(at, tmp_path, folders):
     (survivor,) = run_ranks(2, body, tmp_path)
     assert survivor["error"] == "GroupError"
     assert survivor["missing"] == (1,)
-    assert survivor["seconds"] < 6
+    assert survivor["seconds"] < 8
     assert not list(folders.iterdir())
 
 
