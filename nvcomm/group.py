@@ -129,7 +129,7 @@ class StoreGroup:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
         sizes = {rank: envelope["world_size"] for rank, envelope in sorted(seen.items())}
         if len(set(sizes.values())) > 1:
-            raise _disagreement("world_size", {rank: sizes.get(rank, "no answer") for rank in range(count)})
+            raise _disagreement({"world_size": {rank: sizes.get(rank, "no answer") for rank in range(count)}})
         missing = tuple(sorted(set(range(count)) - set(seen)))
         if missing:
             raise GroupError(
@@ -167,10 +167,11 @@ def agree(group: Group, tag: str, values: dict[str, JSON], timeout_s: float) -> 
     """
     answers = group.exchange(tag, values, timeout_s)
     dicts = [answer if isinstance(answer, dict) else {} for answer in answers]
-    for name in sorted({name for answer in dicts for name in answer}):
-        told = {rank: answer.get(name, "no value") for rank, answer in enumerate(dicts)}
-        if any(value != told[0] for value in told.values()):
-            raise _disagreement(name, told)
+    names = dict.fromkeys(name for answer in dicts for name in answer)  # in the order in which they were told
+    told = {name: {rank: answer.get(name, "no value") for rank, answer in enumerate(dicts)} for name in names}
+    differing = {name: values for name, values in told.items() if any(value != values[0] for value in values.values())}
+    if differing:
+        raise _disagreement(differing)
 
 
 def local_groups(world_size: int) -> list[StoreGroup]:
@@ -323,7 +324,12 @@ def _check_place(envelope: dict[str, Any], rank: int, tag: str, own_rank: int) -
         )
 
 
-def _disagreement(name: str, told: dict[int, Any]) -> CapabilityError:
-    reasons = {rank: [f"{name}={value}"] for rank, value in told.items()}
-    listed = ", ".join(f"rank {rank}: {value}" for rank, value in told.items())
-    return CapabilityError(f"ranks disagree on {name}: {listed}. Start every rank with the same value.", reasons)
+def _disagreement(differing: dict[str, dict[int, Any]]) -> CapabilityError:
+    """The error for what ranks were told to be equal and is not: name -> rank -> value."""
+    ranks = next(iter(differing.values()))
+    reasons = {rank: [f"{name}={told[rank]}" for name, told in differing.items()] for rank in ranks}
+    listed = "; ".join(
+        f"{name}: {', '.join(f'rank {rank}: {value}' for rank, value in told.items())}"
+        for name, told in differing.items()
+    )
+    return CapabilityError(f"ranks disagree on {listed}. Start every rank with the same values.", reasons)

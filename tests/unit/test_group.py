@@ -140,7 +140,7 @@ def test_agree_lists_every_rank_with_the_same_text():
     assert together([lambda g=g: agree(g, "h", same, 5.0) for g in groups]) == [None] * 3
     results = together([lambda g=g: agree(g, "h", same | {"max_bytes": 64 << (g.rank == 2)}, 5.0) for g in groups])
     assert {str(error) for error in results} == {
-        "ranks disagree on max_bytes: rank 0: 64, rank 1: 64, rank 2: 128. Start every rank with the same value."
+        "ranks disagree on max_bytes: rank 0: 64, rank 1: 64, rank 2: 128. Start every rank with the same values."
     }
     assert results[0].reasons[2] == ["max_bytes=128"]
     results = together([lambda g=g: agree(g, "h", same if g.rank else {"version": 1}, 5.0) for g in groups])

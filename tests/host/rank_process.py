@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that are processes, for test_processes.py: `python rank_process.py SCENARIO WORLD_SIZE STORE`.
+
+One process imports torch, forks a rank each, and ends with 0 if every rank did what its scenario expects. A rank that
+fails prints why.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from nvcomm.errors import CapabilityError, GroupError, PeerTimeoutError
+from nvcomm.group import StoreGroup
+from nvcomm.host import HostEngine, open_memory
+
+TIMEOUT_S = 1.0
+SEED = 20_251
+
+
+def words(rank: int, call: int, size: int) -> torch.Tensor:
+    """Payload of a call; one in eight is a reserved word."""
+    numbers = np.random.default_rng([SEED, rank, call])
+    bits = numbers.integers(0, 1 << 32, -(-size // 4), np.uint32)
+    bits[:: numbers.integers(1, 9)] = np.uint32(0xFFFAFFFA) + np.uint32(call % 2)
+    return torch.from_numpy(bits.view(np.uint8)[:size].copy())
+
+
+def gather_and_compare(engine: HostEngine, call: int, size: int) -> None:
+    out = torch.empty((engine.world_size, size), dtype=torch.uint8)
+    engine.all_gather(words(engine.rank, call, size), out)
+    for rank, row in enumerate(out):
+        assert torch.equal(row, words(rank, call, size)), (call, size, rank)
+
+
+def gathers(group: StoreGroup) -> None:
+    """Sizes grow and shrink; the count wraps; memory and descriptors are given back."""
+    sizes = [0, 1, 3, 16, 17, 512, 4096, 65536, 1 << 20, 17, 4096, 16]
+    descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    memory, layout = open_memory(group, 1 << 20, 20.0)
+    with memory, HostEngine(memory, layout, group, timeout_s=20.0, generation=(1 << 32) - 2) as engine:
+        for call in range(3 * len(sizes)):
+            gather_and_compare(engine, call, sizes[call % len(sizes)])
+        group.barrier("end", 20.0)
+        audit = engine.audit()
+        assert audit.dirty_words == 0
+        assert (
+            group.exchange("place", [audit.slot, audit.generation], 20.0)
+            == [[audit.slot, audit.generation]] * group.world_size
+        )
+        group.barrier("audited", 20.0)
+    assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
+    assert "memfd:nvcomm" not in Path("/proc/self/maps").read_text()
+
+
+def killed(group: StoreGroup) -> None:
+    """Rank 1 is killed in mid-collective; the others name it, reset() fails, and they go on without it."""
+    memory, layout = open_memory(group, 4096, 20.0)
+    with memory, HostEngine(memory, layout, group, timeout_s=TIMEOUT_S) as engine:
+        for call in range(20):
+            gather_and_compare(engine, call, 64)
+        if group.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        started = time.monotonic()
+        with pytest.raises(PeerTimeoutError) as timeout:
+            gather_and_compare(engine, 20, 64)
+        assert time.monotonic() - started < TIMEOUT_S + 1
+        error = timeout.value
+        assert (error.src_rank, error.root_rank, error.generation, error.slot) == (1, 1, 20, 0)
+        with pytest.raises(GroupError) as gone:
+            engine.reset(TIMEOUT_S)
+        assert gone.value.missing == (1,)
+    survivors = [rank for rank in range(group.world_size) if rank != 1]
+    again = StoreGroup(group._store, survivors.index(group.rank), len(survivors), "again")
+    memory, layout = open_memory(again, 4096, 20.0)
+    with memory, HostEngine(memory, layout, again, timeout_s=20.0) as engine:
+        for call in range(20):
+            gather_and_compare(engine, call, 64)
+        again.barrier("end", 20.0)
+
+
+def stopped(group: StoreGroup) -> None:
+    """Rank 1 stops until the others have given up, goes on, and reset() brings all of them back."""
+    memory, layout = open_memory(group, 4096, 20.0)
+    with memory, HostEngine(memory, layout, group, timeout_s=TIMEOUT_S) as engine:
+        pids = group.exchange("pid", os.getpid(), 20.0)
+        if group.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        with pytest.raises(PeerTimeoutError) as timeout:  # noqa: PT012
+            gather_and_compare(engine, 0, 64)
+            gather_and_compare(engine, 1, 64)
+        assert group.rank == 1 or timeout.value.root_rank == 1
+        if group.rank == 0:
+            os.kill(int(pids[1]), signal.SIGCONT)  # type: ignore[call-overload]
+        engine.reset(20.0)
+        for call in range(50):
+            gather_and_compare(engine, call, 100)
+        group.barrier("end", 20.0)
+        assert engine.audit().dirty_words == 0
+        group.barrier("audited", 20.0)
+
+
+def disagree(group: StoreGroup) -> None:
+    """Ranks that disagree get one error, the same everywhere."""
+    with pytest.raises(CapabilityError, match="max_bytes: rank 0: 4096, rank 1: 8192") as caught:
+        open_memory(group, 4096 << (group.rank == 1), 20.0)
+    assert len(set(map(str, group.exchange("text", str(caught.value), 20.0)))) == 1
+    group.barrier("end", 20.0)
+
+
+SCENARIOS = {"gathers": gathers, "killed": killed, "stopped": stopped, "disagree": disagree}
+
+
+def one_rank(scenario: str, rank: int, world_size: int, store: str) -> None:
+    torch.set_num_threads(1)
+    try:
+        SCENARIOS[scenario](StoreGroup(dist.FileStore(store, world_size), rank, world_size, scenario))
+    except BaseException:
+        sys.stderr.write(f"rank {rank}: {traceback.format_exc()}\n")
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+def main() -> int:
+    scenario, world_size, store = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=one_rank, args=(scenario, r, world_size, store)) for r in range(world_size)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(45.0)
+        if rank.is_alive():
+            rank.kill()
+    expected = [-signal.SIGKILL if scenario == "killed" and r == 1 else 0 for r in range(world_size)]
+    seen = [rank.exitcode for rank in ranks]
+    if seen != expected:
+        sys.stderr.write(f"exit codes {seen}, expected {expected}\n")
+    return int(seen != expected)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
