@@ -53,3 +53,10 @@ def check_output(out: torch.Tensor, x: torch.Tensor, shape: tuple[int, ...], op:
         raise UsageError(
             f"{op}: out overlaps the input, which is read while out is written: give it memory of its own."
         )
+
+
+def part_shape(x: torch.Tensor, rank: int, world_size: int) -> tuple[int, ...]:
+    """Shape of a rank's part of `x` split by rows; raises UsageError where there are no rows to split."""
+    if x.dim() == 0:
+        raise UsageError("reduce_scatter: got a scalar; wanted rows to split: give it a first dimension.")
+    return (x.shape[0] // world_size + (rank < x.shape[0] % world_size), *x.shape[1:])

@@ -188,3 +188,29 @@ def ld_weak_u16(addr: Int64) -> Uint32:
 def st_weak_b32(addr: Int64, word: Uint32) -> None:
     """One word into a caller's tensor."""
     cute.arch.inline_ptx("st.global.b32 [{$r0}], {$r1};", read_only_args=[addr, word])
+
+
+def ld_relaxed_sys_v4_if(addr: Int64, inside: Boolean, otherwise: Words) -> tuple[Uint32, Uint32, Uint32, Uint32]:
+    """Four words of a mailbox if `inside`, else `otherwise` and no access; `addr` is a multiple of 16."""
+    return cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.b32 p, {$r1}, 0; mov.b32 {$w0}, {$r2}; mov.b32 {$w1}, {$r3};"
+        " mov.b32 {$w2}, {$r4}; mov.b32 {$w3}, {$r5};"
+        " @p ld.relaxed.sys.global.v4.b32 {{$w0},{$w1},{$w2},{$w3}}, [{$r0}]; }",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[addr, Uint32(inside), *otherwise],
+    )
+
+
+def atom_add_relaxed_gpu_if(addr: Int64, value: Uint32, inside: Boolean) -> Uint32:
+    """Adds and returns the value before, if `inside`; else 0 and no access. Orders nothing."""
+    return cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.b32 p, {$r2}, 0; mov.b32 {$w0}, 0;"
+        " @p atom.add.relaxed.gpu.global.u32 {$w0}, [{$r0}], {$r1}; }",
+        write_only_types=[Uint32],
+        read_only_args=[addr, value, Uint32(inside)],
+    )
+
+
+def st_weak_v2(addr: Int64, words: Words) -> None:
+    """8 bytes into a caller's tensor; `addr` is a multiple of 8."""
+    cute.arch.inline_ptx("st.global.v2.b32 [{$r0}], {{$r1},{$r2}};", read_only_args=[addr, *words])

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All-reduce and reduce-scatter of one rank: which protocol, which kernel, how it is launched.
+
+LL moves world_size times the input through every mailbox and waits once; two-shot moves twice the input and waits
+twice. Small inputs take LL, large ones two-shot. Both find the same bits (docs/mailbox.md R13), so the choice is one of
+time alone; every rank makes the same one, because it depends on nothing but the size and the world.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, get_args
+
+import torch
+from cutlass import Int32, Int64
+from cutlass.cute.runtime import make_fake_stream
+
+from nvcomm import jit, mailbox
+from nvcomm.collectives.all_reduce_config import ReduceConfig
+from nvcomm.collectives.all_reduce_ll import AllReduceLLKernel
+from nvcomm.collectives.all_reduce_tree import ELEM_BYTES, Dtype
+from nvcomm.collectives.all_reduce_two_shot import AllReduceTwoShotKernel
+from nvcomm.collectives.reduce_scatter import ReduceScatterKernel
+from nvcomm.collectives.tensors import access_bytes
+from nvcomm.device import WARP
+from nvcomm.errors import UsageError
+from nvcomm.mailbox import CHUNK_BYTES, MailboxLayout
+from nvcomm.options import Options
+
+ReduceProtocol = Literal["auto", "ll", "two_shot"]
+ReduceOp = Literal["all_reduce", "reduce_scatter"]
+DTYPES: dict[torch.dtype, Dtype] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+THREADS = 256
+
+# World size -> bytes of input from which two-shot is the faster one (docs/results/all_reduce.md). With two ranks both
+# protocols move as much, and LL waits once.
+SWITCH_BYTES = {1: 1 << 31, 2: 1 << 31, 3: 1 << 20, 4: 1 << 19, 5: 1 << 19, 6: 1 << 18, 7: 1 << 18, 8: 1 << 18}
+
+_KERNELS: dict[ReduceOp, tuple[type[Any], ...]] = {
+    "all_reduce": (AllReduceLLKernel, AllReduceTwoShotKernel),
+    "reduce_scatter": (ReduceScatterKernel,),
+}
+
+
+def choose(protocol: ReduceProtocol, num_bytes: int, world_size: int) -> Literal["ll", "two_shot"]:
+    """The protocol of an all-reduce of `num_bytes`.
+
+    Raises:
+        UsageError: there is no such protocol.
+    """
+    if protocol not in get_args(ReduceProtocol):
+        raise UsageError(f"protocol is {protocol!r}; wanted: one of {get_args(ReduceProtocol)}.")
+    if protocol != "auto":
+        return protocol
+    return "two_shot" if num_bytes >= SWITCH_BYTES[world_size] else "ll"
+
+
+def fake_args(world_size: int, kernel: type[Any]) -> tuple[object, ...]:
+    """Placeholders for the parameters of a reducing kernel."""
+    sizes = (Int32(1), Int32(1)) if kernel is ReduceScatterKernel else (Int32(1),)
+    box = ([Int64(0)] * world_size, Int64(0), Int64(0), Int64(0), Int64(0))
+    return (Int64(0), Int64(0), *box, *sizes, Int32(0), Int32(1), make_fake_stream())
+
+
+class Reductions:
+    """The reducing kernels of one rank, compiled and loaded when first asked for."""
+
+    def __init__(
+        self, layout: MailboxLayout, options: Options, box_args: tuple[Any, ...], *, rank: int, max_ctas: int,
+        multicast: bool,
+    ) -> None:  # fmt: skip
+        """Compiles nothing yet.
+
+        Args:
+            layout: the mailbox.
+            options: the communicator's.
+            box_args: peers, multicast pointer, state, fault record and timeout, as kernels take them.
+            rank: this rank.
+            max_ctas: most CTAs of a launch (R8).
+            multicast: whether there is a multicast pointer.
+        """
+        self._layout = layout
+        self._options = options
+        self._box_args = box_args
+        self._rank = rank
+        self._max_ctas = max_ctas
+        self._multicast = multicast
+        self._kernels: dict[tuple[type[Any], Dtype, int], jit.CompiledKernel] = {}
+
+    def ready(self, op: ReduceOp, dtype: torch.dtype) -> bool:
+        """Whether every kernel of `op` on `dtype` is loaded."""
+        return all(key in self._kernels for key in self._keys(op, dtype))
+
+    def prepare(self, op: ReduceOp, dtype: torch.dtype) -> None:
+        """Compiles and loads the kernels of `op` on `dtype`. Waits for the device: nothing may spin on it (R9).
+
+        Raises:
+            UsageError: the dtype has no sum here.
+        """
+        for key in self._keys(op, dtype):
+            if key not in self._kernels:
+                kernel, name, width = key
+                config = self._config(kernel, name, width)
+                args = fake_args(self._layout.world_size, kernel)
+                self._kernels[key] = jit.compile_kernel(kernel(config), *args, key=(config,))
+                jit.preload(self._kernels[key])
+
+    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, protocol: ReduceProtocol, stream: int) -> None:
+        """Launches an all-reduce of checked tensors."""
+        world_size = self._layout.world_size
+        kernel, chunks_a_thread = {"ll": (AllReduceLLKernel, 1), "two_shot": (AllReduceTwoShotKernel, world_size)}[
+            choose(protocol, x.nbytes, world_size)
+        ]
+        launch = self._kernel(kernel, x, out, x.nbytes)
+        # a warp of the two-shot kernel takes whole spans of 32 chunks of each owner
+        warps = math.ceil(mailbox.num_chunks(x.nbytes) / (WARP * chunks_a_thread))
+        ctas = min(self._max_ctas, math.ceil(warps / (THREADS // WARP)))
+        launch(x.data_ptr(), out.data_ptr(), *self._box_args, x.nbytes, self._rank, ctas, stream)
+
+    def reduce_scatter(self, x: torch.Tensor, out: torch.Tensor, stream: int) -> None:
+        """Launches a reduce-scatter of checked tensors; `x` has at least one row of at least one element."""
+        rows, row_bytes = x.shape[0], x.nbytes // x.shape[0]
+        launch = self._kernel(ReduceScatterKernel, x, out, row_bytes)
+        largest = math.ceil(rows / self._layout.world_size) * row_bytes
+        ctas = min(self._max_ctas, math.ceil(mailbox.num_chunks(largest) / THREADS))
+        launch(x.data_ptr(), out.data_ptr(), *self._box_args, rows, row_bytes, self._rank, ctas, stream)
+
+    def _config(self, kernel: type[Any], dtype: Dtype, width: int) -> ReduceConfig:
+        options = self._options
+        multicast = self._multicast and kernel is not ReduceScatterKernel  # whose every word goes to one rank
+        return ReduceConfig(self._layout, dtype, width, multicast, options.pdl, THREADS, options.protocol != "copy")
+
+    def _kernel(self, kernel: type[Any], x: torch.Tensor, out: torch.Tensor, granule: int) -> jit.CompiledKernel:
+        dtype = DTYPES[x.dtype]
+        aligned = access_bytes(x.data_ptr(), out.data_ptr(), granule) == CHUNK_BYTES
+        return self._kernels[kernel, dtype, CHUNK_BYTES if aligned else ELEM_BYTES[dtype]]
+
+    def _keys(self, op: ReduceOp, dtype: torch.dtype) -> list[tuple[type[Any], Dtype, int]]:
+        if dtype not in DTYPES:
+            raise UsageError(f"{op}: got {dtype}; wanted one of {', '.join(map(str, DTYPES))}.")
+        name = DTYPES[dtype]
+        return [(kernel, name, width) for kernel in _KERNELS[op] for width in (CHUNK_BYTES, ELEM_BYTES[name])]
