@@ -26,13 +26,20 @@ from collections import Counter
 
 from nvcomm.reference.model_plan import EMPTY, Plan, Scenario
 from nvcomm.reference.model_rules import Step, Verdict
-from nvcomm.reference.model_steps import COMPLETED, DEAD, DONE_GRID, HEALTHY, IDLE_GRID, PC, PENDING, SLOT, Run, Violation
+from nvcomm.reference.model_steps import (
+    COMPLETED,
+    DEAD,
+    DONE_GRID,
+    HEALTHY,
+    IDLE_GRID,
+    Action,
+    Flight,
+    Run,
+    State,
+)
 from nvcomm.reference.model_traffic import RESULT
 
 LAND, DROP, TAKE, READ, FLUSH, GIVE_UP, DIE = "land", "drop", "take", "read", "flush", "give up", "die"
-
-Action = tuple
-State = tuple
 
 
 class Machine:
@@ -84,10 +91,10 @@ class Machine:
         for rank, index in self._active(run):
             step = run.step(rank, index)
             if step == Step.COLLECT:
-                found += [(TAKE, rank, index, c) for c in run.grids[rank][index][PENDING] if run.memory[c] != EMPTY]
+                found += [(TAKE, rank, index, c) for c in run.grids[rank][index].pending if run.memory[c] != EMPTY]
             elif step == Step.AWAIT:
-                call = self.plan.grids[rank][index].call
-                for cell in run.grids[rank][index][PENDING]:
+                call = self.plan.call(rank, index)
+                for cell in run.grids[rank][index].pending:
                     if run.memory[cell] == self.plan.marker(call, cell):
                         found.append((TAKE, rank, index, cell))
             elif step == Step.READ:
@@ -107,7 +114,7 @@ class Machine:
             for rank, grids in enumerate(run.grids)
             if run.status[rank] != DEAD
             for index, grid in enumerate(grids)
-            if grid[PC] >= 0
+            if grid.pc >= 0
         ]
 
     def _polled(self, run: Run) -> set[int]:
@@ -116,14 +123,14 @@ class Machine:
         for rank, index in self._active(run):
             grid = run.grids[rank][index]
             if run.step(rank, index) == Step.COLLECT:
-                entries = self.plan.entries[self.plan.grids[rank][index].call, grid[SLOT], rank]
-                for cell in grid[PENDING]:
+                entries = self.plan.entries[self.plan.call(rank, index), grid.slot, rank]
+                for cell in grid.pending:
                     cells.update(entries[cell].cells)
             else:
-                cells.update(grid[PENDING])  # the words whose markers are awaited
+                cells.update(grid.pending)  # the words whose markers are awaited
         return cells
 
-    def _overtakes(self, run: Run, flight: tuple) -> bool:
+    def _overtakes(self, run: Run, flight: Flight) -> bool:
         """A2: whether an older publish of the same rank to the same cell is still in flight."""
         cell, value, grid = flight
         if grid >= 0 or value == EMPTY:
@@ -137,20 +144,20 @@ class Machine:
         actions: list[Action] = []
         someone_died = DEAD in run.status
         if not someone_died:
-            actions += [(DIE, r) for r in self.scenario.mortal if any(g[PC] != COMPLETED for g in run.grids[r])]
+            actions += [(DIE, r) for r in self.scenario.mortal if any(g.pc != COMPLETED for g in run.grids[r])]
         if self.scenario.timeouts == "any" or (someone_died and not found):
             for rank, index in self._active(run):
-                if run.step(rank, index) == Step.COLLECT and self.plan.grids[rank][index].call < self._patient_from:
+                if run.step(rank, index) == Step.COLLECT and self.plan.call(rank, index) < self._patient_from:
                     actions += [(GIVE_UP, rank, index, source) for source in self._waited_for(run, rank, index)]
         return actions
 
     def _waited_for(self, run: Run, rank: int, index: int) -> list[int]:
         grid = run.grids[rank][index]
-        entries = self.plan.entries[self.plan.grids[rank][index].call, grid[SLOT], rank]
-        sources = {self.plan.parts(entries[cell].wanted[-1])[2] for cell in grid[PENDING]}
+        entries = self.plan.entries[self.plan.call(rank, index), grid.slot, rank]
+        sources = {self.plan.parts(entries[cell].wanted[-1])[2] for cell in grid.pending}
         return sorted(sources - {rank} or sources)  # its own word is late because another's is
 
-    def _from_the_dead(self, run: Run, flight: tuple) -> bool:
+    def _from_the_dead(self, run: Run, flight: Flight) -> bool:
         _, value, grid = flight
         return grid < 0 and value != EMPTY and run.status[self.plan.parts(value)[2]] == DEAD
 
@@ -210,7 +217,7 @@ class Machine:
         """The verdict on a state in which nothing can happen any more."""
         run = self._open(state)
         waiting = self._active(run)
-        if waiting or any(grid[PC] != COMPLETED for grids in run.grids for grid in grids):
+        if waiting or any(grid.pc != COMPLETED for grids in run.grids for grid in grids):
             return self._stuck(run, waiting)
         if DEAD in run.status:
             return self._reports(run)
@@ -220,11 +227,12 @@ class Machine:
         for rank, index in waiting:
             grid = run.grids[rank][index]
             if run.step(rank, index) == Step.AWAIT:
-                return Verdict.LOST, f"rank {rank} waits for ever for a marker in {self.plan.describe_cell(grid[PENDING][0])}"
+                where = self.plan.describe_cell(grid.pending[0])
+                return Verdict.LOST, f"rank {rank} waits for ever for the marker in {where}"
             if run.step(rank, index) != Step.COLLECT:
                 continue
-            entries = self.plan.entries[self.plan.grids[rank][index].call, grid[SLOT], rank]
-            for cell in grid[PENDING]:
+            entries = self.plan.entries[self.plan.call(rank, index), grid.slot, rank]
+            for cell in grid.pending:
                 wanted = entries[cell].wanted[-1]
                 if self._was_sent(run, wanted):
                     return Verdict.LOST, f"rank {rank} waits for ever for {self.plan.describe(wanted)}, which was sent"
@@ -235,8 +243,8 @@ class Machine:
         for index, grid in enumerate(self.plan.grids[source]):
             if grid.call == call and Step.PUBLISH in grid.steps:
                 record = run.grids[source][index]
-                past = record[PC] == COMPLETED or record[PC] > grid.steps.index(Step.PUBLISH)
-                return past and (kind != RESULT or not record[PENDING])
+                past = record.pc == COMPLETED or record.pc > grid.steps.index(Step.PUBLISH)
+                return past and (kind != RESULT or not record.pending)
         return False
 
     def _reports(self, run: Run) -> tuple[Verdict, str]:

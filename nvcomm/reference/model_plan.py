@@ -43,11 +43,14 @@ class Scenario:
     audit: bool = True
 
 
+FOREIGN = -1
+
+
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """One kernel of a rank's stream: the call it serves (None: somebody else's kernel) and its steps."""
+    """One kernel of a rank's stream: the call it serves (FOREIGN: somebody else's kernel) and its steps."""
 
-    call: int | None
+    call: int
     steps: tuple[Step, ...]
     pred: int | None  # the grid before it in its stream
 
@@ -195,6 +198,10 @@ class Plan:
         cells = (self._cell_of_send(extent_of, target, send) for send in self.sends[extent_of] if send.dst_rank == rank)
         return tuple(sorted(set(cells)))
 
+    def call(self, rank: int, index: int) -> int:
+        """The call that a grid serves."""
+        return self.grids[rank][index].call
+
     def home(self, cell: int) -> int:
         """The rank in whose memory a cell or state block lies."""
         return self.cell_names[cell][0] if cell < self.num_cells else cell - self.num_cells
@@ -225,7 +232,7 @@ class Plan:
         grids: list[Grid] = []
         for call in order:
             if grids and rules.between is not None:
-                grids.append(Grid(None, rules.between, len(grids) - 1))
+                grids.append(Grid(FOREIGN, rules.between, len(grids) - 1))
             if self.scenario.calls[call].op == "reset":
                 kernels: tuple[tuple[Step, ...], ...] = (rules.reset,)
             elif self.sends[call]:

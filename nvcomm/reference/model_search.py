@@ -7,10 +7,11 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from nvcomm.reference.model_machine import Action, Machine, State
+from nvcomm.reference.model_machine import Machine
 from nvcomm.reference.model_rules import Verdict
-from nvcomm.reference.model_steps import PENDING, Violation
+from nvcomm.reference.model_steps import Action, Record, State, Violation
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,10 @@ def _renumberings(machine: Machine) -> list[Callable[[State], State]]:
                 values[value] = plan.value(call, kind, perm[src_rank])
             return values[value]
 
-        def grid_to(grid: tuple) -> tuple:
-            return (*grid[:PENDING], tuple(sorted(target[c] for c in grid[PENDING]))) if grid[PENDING] else grid
+        def grid_to(grid: Record) -> Record:
+            return grid._replace(pending=tuple(sorted(target[c] for c in grid.pending))) if grid.pending else grid
 
-        def rank_to(rank: tuple) -> tuple:
+        def rank_to(rank: tuple[Any, ...]) -> tuple[Any, ...]:
             grids, status, entered = rank
             return tuple(map(grid_to, grids)), perm[status] if status >= 0 else status, entered
 
@@ -125,7 +126,7 @@ def explore(machine: Machine, *, symmetry: bool = False, max_states: int | None 
     return result(Verdict.OK)
 
 
-def walk(machine: Machine, *, walks: int, seed: int) -> Result:
+def walk(machine: Machine, walks: int, seed: int) -> Result:
     """Random runs, each with its own taste: some ranks' words and some kinds of action are kept waiting.
 
     Args:

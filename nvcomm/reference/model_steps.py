@@ -7,15 +7,31 @@ is in `model_machine`.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from nvcomm import mailbox
-from nvcomm.reference.model_plan import EMPTY, Entry, Plan
+from nvcomm.reference.model_plan import EMPTY, FOREIGN, Entry, Plan
 from nvcomm.reference.model_rules import Step, Verdict
 
-# A grid's record is (pc, slot, generation, triggered, pending); pending holds the polled cells still to collect.
-PC, SLOT, GENERATION, TRIGGERED, PENDING = range(5)
+Flight = tuple[int, Any, int]  # (cell, value, grid)
+Action = tuple[Any, ...]  # (kind, ...)
+State = tuple[Any, ...]  # (memory, flights, ranks)
+
 NOT_STARTED, COMPLETED = -1, -2
-IDLE_GRID = (NOT_STARTED, 0, 0, False, ())
-DONE_GRID = (COMPLETED, 0, 0, False, ())
+
+
+class Record(NamedTuple):
+    """A grid as far as it has come; `pending` holds the polled cells still to collect."""
+
+    pc: int
+    slot: int = 0
+    generation: int = 0
+    triggered: bool = False
+    pending: tuple[int, ...] = ()
+
+
+IDLE_GRID = Record(NOT_STARTED)
+DONE_GRID = Record(COMPLETED)
 
 # A rank's status; a rank that gave up has the number of the rank it waited for.
 HEALTHY, DEAD = -1, -2
@@ -39,7 +55,7 @@ class Run:
         log: what happens is appended here, a line each.
     """
 
-    def __init__(self, plan: Plan, state: tuple, *, eager: bool, log: list[str] | None = None) -> None:
+    def __init__(self, plan: Plan, state: State, *, eager: bool, log: list[str] | None = None) -> None:
         memory, flights, ranks = state
         self.plan = plan
         self.rules = plan.rules
@@ -51,7 +67,7 @@ class Run:
         self.status = [rank[1] for rank in ranks]
         self.entered = [rank[2] for rank in ranks]
 
-    def freeze(self) -> tuple:
+    def freeze(self) -> State:
         """The state as tuples."""
         ranks = tuple(zip(map(tuple, self.grids), self.status, self.entered, strict=True))
         return tuple(self.memory), tuple(sorted(self.flights)), ranks
@@ -61,18 +77,18 @@ class Run:
         if self.log is not None:
             self.log.append(text)
 
-    def put(self, rank: int, index: int, pc: int, **changes: object) -> None:
+    def put(self, rank: int, index: int, pc: int, **changes: Any) -> None:  # noqa: ANN401
         """Move a grid to another step."""
         if pc == COMPLETED:
             self.grids[rank][index] = DONE_GRID
             return
-        _, slot, generation, triggered, pending = self.grids[rank][index]
-        self.grids[rank][index] = (
+        old = self.grids[rank][index]
+        self.grids[rank][index] = Record(
             pc,
-            changes.get("slot", slot),
-            changes.get("generation", generation),
-            changes.get("triggered", triggered),
-            changes.get("pending", pending),
+            changes.get("slot", old.slot),
+            changes.get("generation", old.generation),
+            changes.get("triggered", old.triggered),
+            changes.get("pending", old.pending),
         )
 
     def settle(self) -> None:
@@ -84,7 +100,7 @@ class Run:
                 if self.status[rank] == DEAD:
                     continue
                 for index in range(len(self.grids[rank])):
-                    while self.grids[rank][index][PC] != COMPLETED and self._advance(rank, index):
+                    while self.grids[rank][index].pc != COMPLETED and self._advance(rank, index):
                         moved = True
 
     # Where a grid stands.
@@ -92,15 +108,15 @@ class Run:
     def step(self, rank: int, index: int) -> Step | None:
         """The step a started grid is at; None once it has exited."""
         steps = self.plan.grids[rank][index].steps
-        pc = self.grids[rank][index][PC]
+        pc = self.grids[rank][index].pc
         return steps[pc] if pc < len(steps) else None
 
     def exited(self, rank: int, index: int) -> bool:
         """Whether a grid has come to its end; its stores may still be under way."""
-        pc = self.grids[rank][index][PC]
+        pc = self.grids[rank][index].pc
         return pc == COMPLETED or pc >= len(self.plan.grids[rank][index].steps)
 
-    def held_up_by(self, rank: int, index: int) -> list[tuple]:
+    def held_up_by(self, rank: int, index: int) -> list[Flight]:
         """The flights that have to land before a grid's fence, its completion, or the drain of reset()."""
         step = self.step(rank, index)
         if step is None or step == Step.FENCE:
@@ -111,20 +127,11 @@ class Run:
 
     def _advance(self, rank: int, index: int) -> bool:
         """One step of one grid, if it can take one without a choice."""
-        if self.grids[rank][index][PC] == NOT_STARTED:
+        if self.grids[rank][index].pc == NOT_STARTED:
             return self._start(rank, index)
         step = self.step(rank, index)
-        ready = {
-            None: lambda: not self.held_up_by(rank, index),
-            Step.FENCE: lambda: not self.held_up_by(rank, index),
-            Step.DRAIN: lambda: not self.held_up_by(rank, index),
-            Step.WAIT: lambda: self._predecessor_completed(rank, index),
-            Step.READ: lambda: self._block_is_steady(rank, index),
-            Step.MEET: lambda: min(self.entered) >= self.entered[rank],
-            Step.COLLECT: lambda: self._collected(rank, index),
-            Step.AWAIT: lambda: self._marked(rank, index),
-        }.get(step)
-        if ready is not None and not ready():
+        ready = _READY.get(step)
+        if ready is not None and not ready(self, rank, index):
             return False
         self.pass_step(rank, index)
         return True
@@ -133,15 +140,15 @@ class Run:
         plan = self.plan.grids[rank][index]
         if plan.pred is not None:
             if self.rules.pdl:
-                may_start = self.exited(rank, plan.pred) or self.grids[rank][plan.pred][TRIGGERED]
+                may_start = self.exited(rank, plan.pred) or self.grids[rank][plan.pred].triggered
             else:
                 lag = self.rules.clears_land
                 must_be_over = () if lag is None else self.grids[rank][: max(plan.pred + 1 - lag, 0)]
-                may_start = self.exited(rank, plan.pred) and all(grid[PC] == COMPLETED for grid in must_be_over)
+                may_start = self.exited(rank, plan.pred) and all(grid.pc == COMPLETED for grid in must_be_over)
             if not may_start:
                 return False
-        name = "a foreign kernel" if plan.call is None else f"call {plan.call}"
-        if self.status[rank] != HEALTHY and Step.RENEW not in plan.steps and plan.call is not None:
+        name = "a foreign kernel" if plan.call == FOREIGN else f"call {plan.call}"
+        if self.status[rank] != HEALTHY and Step.RENEW not in plan.steps and plan.call != FOREIGN:
             self.note(f"rank {rank} is broken and skips {name}")
             self.put(rank, index, COMPLETED)
         else:
@@ -149,23 +156,29 @@ class Run:
             self.put(rank, index, 0)
         return True
 
+    def _landed(self, rank: int, index: int) -> bool:
+        return not self.held_up_by(rank, index)
+
+    def _everybody_entered(self, rank: int, index: int) -> bool:
+        return min(self.entered) >= self.entered[rank]
+
     def _predecessor_completed(self, rank: int, index: int) -> bool:
         pred = self.plan.grids[rank][index].pred
-        return pred is None or self.grids[rank][pred][PC] == COMPLETED
+        return pred is None or self.grids[rank][pred].pc == COMPLETED
 
     def _block_is_steady(self, rank: int, index: int) -> bool:
         """Whether it is all the same when this grid reads the state block: nothing of this rank may change it now."""
-        others = (i for i, grid in enumerate(self.grids[rank]) if i != index and grid[PC] >= 0)
+        others = (i for i, grid in enumerate(self.grids[rank]) if i != index and grid.pc >= 0)
         block = self.plan.block(rank)
         return all(self.exited(rank, i) for i in others) and all(flight[0] != block for flight in self.flights)
 
     def _collected(self, rank: int, index: int) -> bool:
         if self.eager and not self.rules.in_order:
-            for cell in self.grids[rank][index][PENDING]:
+            for cell in self.grids[rank][index].pending:
                 cells = self._entry(rank, index, cell).cells
                 if self.memory[cell] != EMPTY and not any(flight[0] in cells for flight in self.flights):
                     self.take(rank, index, cell)
-        return not self.grids[rank][index][PENDING]
+        return not self.grids[rank][index].pending
 
     def arm(self, rank: int, index: int, cell: int) -> None:
         """reset(): the poll of a cell sees its marker; everything older has landed, so the word can be armed."""
@@ -175,12 +188,12 @@ class Run:
 
     def _marked(self, rank: int, index: int) -> bool:
         if self.eager:
-            call = self.plan.grids[rank][index].call
-            for cell in self.grids[rank][index][PENDING]:
+            call = self.plan.call(rank, index)
+            for cell in self.grids[rank][index].pending:
                 seen = self.memory[cell] == self.plan.marker(call, cell)
                 if seen and not any(flight[0] == cell for flight in self.flights):
                     self.arm(rank, index, cell)
-        return not self.grids[rank][index][PENDING]
+        return not self.grids[rank][index].pending
 
     def pass_step(self, rank: int, index: int) -> None:
         """Carry out the step a grid is at, and go on to the next."""
@@ -189,15 +202,15 @@ class Run:
             self.put(rank, index, COMPLETED)
             return
         grid = self.grids[rank][index]
-        call = self.plan.grids[rank][index].call
-        action = getattr(self, f"_step_{step.name.lower()}", None)
+        call = self.plan.call(rank, index)
+        action = _ACTION.get(step)
         if action is not None:
-            action(rank, index, call, grid)
-        self.put(rank, index, grid[PC] + 1)
+            action(self, rank, index, call, grid)
+        self.put(rank, index, grid.pc + 1)
 
     # The steps that do something. The others (WAIT, COLLECT, FENCE, DRAIN, MEET, AWAIT) only hold the grid up.
 
-    def _step_read(self, rank: int, index: int, call: int, grid: tuple) -> None:
+    def _step_read(self, rank: int, index: int, call: int, grid: Record) -> None:
         slot, generation, _ = self.memory[self.plan.block(rank)]
         if self.rules.slot_from == "host":
             slot = self.plan.first_block[0]
@@ -206,55 +219,55 @@ class Run:
         collects = Step.COLLECT in self.plan.grids[rank][index].steps
         pending = tuple(sorted(self.plan.entries[call, slot, rank])) if collects else ()
         self.note(f"rank {rank} call {call} reads slot {slot}, generation {generation:#x}")
-        self.put(rank, index, grid[PC], slot=slot, generation=generation, pending=pending)
+        self.put(rank, index, grid.pc, slot=slot, generation=generation, pending=pending)
 
-    def _step_lock(self, rank: int, index: int, call: int, grid: tuple) -> None:
+    def _step_lock(self, rank: int, index: int, call: int, grid: Record) -> None:
         slot, generation, busy = self.memory[self.plan.block(rank)]
         if busy:
             raise Violation(Verdict.OVERLAP, f"rank {rank} call {call} finds the mailbox busy")
         self.memory[self.plan.block(rank)] = (slot, generation, True)
 
-    def _step_unlock(self, rank: int, index: int, call: int, grid: tuple) -> None:
+    def _step_unlock(self, rank: int, index: int, call: int, grid: Record) -> None:
         self.memory[self.plan.block(rank)] = (*self.memory[self.plan.block(rank)][:2], False)
 
-    def _step_publish(self, rank: int, index: int, call: int, grid: tuple) -> None:
-        self.note(f"rank {rank} publishes call {call} into slot {grid[SLOT]}")
-        for store in self.plan.stores[call, grid[SLOT], rank]:
+    def _step_publish(self, rank: int, index: int, call: int, grid: Record) -> None:
+        self.note(f"rank {rank} publishes call {call} into slot {grid.slot}")
+        for store in self.plan.stores[call, grid.slot, rank]:
             if not store.needs:
                 self._publish(store.cell, store.value)
 
-    def _step_clear(self, rank: int, index: int, call: int, grid: tuple) -> None:
+    def _step_clear(self, rank: int, index: int, call: int, grid: Record) -> None:
         self.note(f"rank {rank} call {call} clears another call's words")
-        self.flights += [(cell, EMPTY, index) for cell in self.plan.cleared[call, grid[SLOT], rank]]
+        self.flights += [(cell, EMPTY, index) for cell in self.plan.cleared[call, grid.slot, rank]]
 
-    def _step_advance(self, rank: int, index: int, call: int, grid: tuple) -> None:
+    def _step_advance(self, rank: int, index: int, call: int, grid: Record) -> None:
         busy = self.memory[self.plan.block(rank)][2]
-        block = (self.plan.next_slot[grid[SLOT]], mailbox.next_generation(grid[GENERATION]), busy)
+        block = (self.plan.next_slot[grid.slot], mailbox.next_generation(grid.generation), busy)
         self.note(f"rank {rank} call {call} advances to slot {block[0]}")
         if self.rules.pdl:
             self.flights.append((self.plan.block(rank), block, index))
         else:
             self.memory[self.plan.block(rank)] = block
 
-    def _step_trigger(self, rank: int, index: int, call: int, grid: tuple) -> None:
+    def _step_trigger(self, rank: int, index: int, call: int, grid: Record) -> None:
         self.note(f"rank {rank} call {call} triggers")
-        self.put(rank, index, grid[PC], triggered=True)
+        self.put(rank, index, grid.pc, triggered=True)
 
-    def _step_arrive(self, rank: int, index: int, call: int, grid: tuple) -> None:
+    def _step_arrive(self, rank: int, index: int, call: int, grid: Record) -> None:
         self.entered[rank] += 1
         self.note(f"rank {rank} enters barrier {self.entered[rank]}")
 
-    def _step_mark(self, rank: int, index: int, call: int, grid: tuple) -> None:
+    def _step_mark(self, rank: int, index: int, call: int, grid: Record) -> None:
         self.note(f"rank {rank} publishes markers")
         for cell in self.plan.own_rows(rank):
             self._publish(cell, self.plan.marker(call, cell))
-        self.put(rank, index, grid[PC], pending=tuple(self.plan.all_cells(rank)))
+        self.put(rank, index, grid.pc, pending=tuple(self.plan.all_cells(rank)))
 
-    def _step_arm(self, rank: int, index: int, call: int, grid: tuple) -> None:
+    def _step_arm(self, rank: int, index: int, call: int, grid: Record) -> None:
         self.note(f"rank {rank} arms its mailbox")
         self.flights += [(cell, EMPTY, index) for cell in self.plan.all_cells(rank)]
 
-    def _step_renew(self, rank: int, index: int, call: int, grid: tuple) -> None:
+    def _step_renew(self, rank: int, index: int, call: int, grid: Record) -> None:
         self.note(f"rank {rank} renews slot and generation")
         slot = 0 if self.rules.reset_slot else self.memory[self.plan.block(rank)][0]
         self.memory[self.plan.block(rank)] = (slot, self.plan.agreed_generation, False)
@@ -267,16 +280,16 @@ class Run:
             self.flights.append((cell, value, -1))
 
     def _entry(self, rank: int, index: int, cell: int) -> Entry:
-        call, slot = self.plan.grids[rank][index].call, self.grids[rank][index][SLOT]
+        call, slot = self.plan.call(rank, index), self.grids[rank][index].slot
         return self.plan.entries[call, slot, rank][cell]
 
     def _uncross(self, rank: int, index: int, cell: int) -> tuple[int, ...]:
         grid = self.grids[rank][index]
-        pending = tuple(c for c in grid[PENDING] if c != cell)
-        self.put(rank, index, grid[PC], pending=pending)
+        pending = tuple(c for c in grid.pending if c != cell)
+        self.put(rank, index, grid.pc, pending=pending)
         return pending
 
-    def land(self, flight: tuple) -> None:
+    def land(self, flight: Flight) -> None:
         """A store in flight reaches its memory."""
         cell, value, _ = flight
         self.flights.remove(flight)
@@ -290,7 +303,7 @@ class Run:
         Raises:
             Violation: the word is not the one that belongs here.
         """
-        call, slot = self.plan.grids[rank][index].call, self.grids[rank][index][SLOT]
+        call, slot = self.plan.call(rank, index), self.grids[rank][index].slot
         entry = self._entry(rank, index, cell)
         for place, wanted, clears in zip(entry.cells, entry.wanted, entry.clears, strict=True):
             seen = self.memory[place]
@@ -306,3 +319,29 @@ class Run:
             if cell in store.needs and store.needs.isdisjoint(pending):
                 self.note(f"rank {rank} publishes {self.plan.describe(store.value)}")
                 self._publish(store.cell, store.value)
+
+
+# What holds a grid up at a step, and what a step does.
+_READY = {
+    None: Run._landed,
+    Step.FENCE: Run._landed,
+    Step.DRAIN: Run._landed,
+    Step.WAIT: Run._predecessor_completed,
+    Step.READ: Run._block_is_steady,
+    Step.MEET: Run._everybody_entered,
+    Step.COLLECT: Run._collected,
+    Step.AWAIT: Run._marked,
+}
+_ACTION = {
+    Step.READ: Run._step_read,
+    Step.LOCK: Run._step_lock,
+    Step.PUBLISH: Run._step_publish,
+    Step.CLEAR: Run._step_clear,
+    Step.ADVANCE: Run._step_advance,
+    Step.UNLOCK: Run._step_unlock,
+    Step.TRIGGER: Run._step_trigger,
+    Step.ARRIVE: Run._step_arrive,
+    Step.MARK: Run._step_mark,
+    Step.ARM: Run._step_arm,
+    Step.RENEW: Run._step_renew,
+}

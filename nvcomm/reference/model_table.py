@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -10,12 +11,37 @@ from itertools import product
 from nvcomm.reference import model_rules as r
 from nvcomm.reference.model_machine import Machine
 from nvcomm.reference.model_plan import Scenario
+from nvcomm.reference.model_residency import Residency, explore_residency, narrate_residency
 from nvcomm.reference.model_rules import PROTOCOL, Rules, Verdict, rules_off, without
-from nvcomm.reference.model_search import Result, explore, walk
+from nvcomm.reference.model_search import explore, narrate, walk
 from nvcomm.reference.model_traffic import Call, gathers
 
 OK, STALE, TORN, LOST = Verdict.OK, Verdict.STALE, Verdict.TORN, Verdict.LOST
 DEADLOCK, DIRTY, OVERLAP = Verdict.DEADLOCK, Verdict.DIRTY, Verdict.OVERLAP
+
+
+SEED = 2026
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a configuration came to.
+
+    Args:
+        verdict: what was found.
+        detail: what went wrong, in words.
+        states: different states seen; with walks, actions taken.
+        seconds: wall-clock time.
+        length: actions of the failing trace; a shortest one, except with walks.
+        story: the failing trace, a line for everything that happens.
+    """
+
+    verdict: Verdict
+    detail: str
+    states: int
+    seconds: float
+    length: int
+    story: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,29 +76,58 @@ class Configuration:
         return rules_off(self.scenarios[0].rules)
 
     @property
+    def setting(self) -> str:
+        """Ranks and words."""
+        words = max(max((c.extent for c in s.calls), default=0) for s in self.scenarios)
+        return f"{self.scenarios[0].world_size} x {words}"
+
+    @property
     def method(self) -> str:
         """How it is searched."""
         how = f"{self.walks} walks" if self.walks else "full" if self.full else "reduced"
         return how + (", symmetry" if self.symmetry else "")
 
-    def machine(self, scenario: Scenario) -> Machine:
-        """The machine of one of its scenarios."""
-        return Machine(scenario, reduced=not self.full)
-
-    def run(self) -> tuple[Result, Scenario]:
-        """Search; the result adds up states and seconds over the scenarios, and comes with the one that ended it."""
-        states, seconds = 0, 0.0
+    def run(self) -> Outcome:
+        """Search; states and seconds are added up over the scenarios."""
+        states, begun = 0, time.perf_counter()
         for scenario in self.scenarios:
-            machine = self.machine(scenario)
-            if self.walks:
-                result = walk(machine, walks=self.walks, seed=2026)
-            else:
-                result = explore(machine, symmetry=self.symmetry)
+            machine = Machine(scenario, reduced=not self.full)
+            result = walk(machine, self.walks, SEED) if self.walks else explore(machine, symmetry=self.symmetry)
             states += result.states
-            seconds += result.seconds
             if result.verdict != OK:
                 break
-        return replace(result, states=states, seconds=seconds), scenario
+        story = narrate(machine, result.trace) if result.verdict != OK else []
+        return Outcome(result.verdict, result.detail, states, time.perf_counter() - begun, len(result.trace), story)
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyConfiguration:
+    """One line of the table about R8: who is resident."""
+
+    name: str
+    setup: Residency
+    expected: Verdict
+    note: str = ""
+    rule: str = "R8"
+    slow: bool = False
+    method: str = "residency"
+
+    @property
+    def off(self) -> str:
+        """Whether everything that may spin fits."""
+        fits = self.setup.places >= self.setup.places_needed
+        return "-" if fits else f"{self.setup.places} places, {self.setup.places_needed} needed"
+
+    @property
+    def setting(self) -> str:
+        """Ranks and CTAs."""
+        return f"{self.setup.groups * self.setup.ranks} x {self.setup.ctas}"
+
+    def run(self) -> Outcome:
+        """Search."""
+        result = explore_residency(self.setup)
+        story = narrate_residency(self.setup, result) if result.verdict != OK else []
+        return Outcome(result.verdict, result.detail, result.states, result.seconds, len(result.trace), story)
 
 
 def _one(
@@ -122,7 +177,7 @@ ESCAPE_AGAIN = gathers(1, 1, 1, escapes=frozenset({0}))
 def _protocol() -> Iterator[Configuration]:
     """All rules on: no failure."""
     yield _many("gather", "all", OK, _programs(4, (0, 1, 2)), note="every program of 4 gathers of 0, 1 or 2 words")
-    yield _many("gather-5", "all", OK, _programs(5, (1, 2)), note="every program of 5 gathers", slow=True)
+    yield _many("gather-5", "all", OK, _programs(5, (1, 2)), note="every program of 5 gathers of 1 or 2 words")
     yield _one("gather-full", "all", OK, gathers(1, 1, 1, 1, 1), full=True)
     yield _one("gather-full-2-words", "all", OK, gathers(1, 2, 1), full=True, slow=True)
     yield _one("gather-3-slots", "all", OK, gathers(2, 1, 2, 1, 2), without(num_slots=3))
@@ -154,9 +209,9 @@ def _protocol() -> Iterator[Configuration]:
     yield _one("reset-timeout-2-words", "R10b", OK, (*gathers(2, 1), RESET_CALL, *gathers(1, 2)), timeouts="any")
     marked = without(reset=r.RESET_MARKED, in_order=True)
     yield _one("reset-marked", "R10b", OK, (*gathers(1), RESET_CALL, *gathers(1)), marked, timeouts="any")
-    yield _one("walk-4-ranks", "all", OK, gathers(2, 1, 2, 1, 1), world_size=4, walks=30)
-    yield _one("walk-8-ranks", "all", OK, gathers(1, 2, 1, 1), world_size=8, walks=3)
-    yield _one("walk-8-two-shot", "all", OK, two_shots(8, 4, 8), world_size=8, walks=3)
+    yield _one("walk-4-ranks", "all", OK, gathers(2, 1, 2, 1, 1), world_size=4, walks=100)
+    yield _one("walk-8-ranks", "all", OK, gathers(1, 2, 1, 1), world_size=8, walks=10)
+    yield _one("walk-8-two-shot", "all", OK, two_shots(8, 4, 8), world_size=8, walks=20)
     yield _one("walk-8-ranks-long", "all", OK, gathers(1, 2, 1, 2, 2, 1), world_size=8, walks=100, slow=True)
     yield _one("walk-4-ranks-long", "all", OK, gathers(2, 1, 2, 1, 2, 1), world_size=4, walks=1000, slow=True)
 
@@ -193,12 +248,12 @@ def _rules_off() -> Iterator[Configuration]:
     yield _one("slots-1-walk-4", "slots", STALE, EVEN, without(num_slots=1), world_size=4, walks=30)
     yield _one("slots-1-walk-8", "slots", STALE, EVEN, without(num_slots=1), world_size=8, walks=30)
     yield _one("R2", "R2", OK, SHRINK, without(own_row=False), audit=False,
-               note="redundant guard while rows are fixed (R3) and no call skips a row that another collects")  # fmt: skip
+               note="redundant while rows are fixed (R3) and no call skips a row that another collects")  # fmt: skip
     yield _one("R2-audit", "R2", DIRTY, EVEN, without(own_row=False), note="but the mailbox audit sees it")
     yield _one("R2-mixed", "R2", STALE, skipping, note="one operation skips the own row, another collects it")
     yield _one("R2-R3", "R2+R3", STALE, gathers(2, 1, 1, 1), without(own_row=False, rows="packed"), audit=False)
     yield _one("R3-packed", "R3", OK, BIG_SMALL_BIG, without(rows="packed"),
-               note="redundant guard while the own row is collected (R2)")  # fmt: skip
+               note="redundant while the own row is collected (R2)")  # fmt: skip
     yield _one("R3-next", "R3", LOST, EVEN, without(clear="next", grids=r.CLEAR_FIRST, num_slots=3))
     yield _one("R3-current-size", "R3", STALE, BIG_SMALL_BIG,
                without(clear="previous by current size", grids=r.CLEAR_FIRST, num_slots=3))  # fmt: skip
@@ -244,6 +299,29 @@ def _reset_off() -> Iterator[Configuration]:
                note="a marker overtakes the word before it; one slot, one call before and one after")  # fmt: skip
 
 
+def _residency() -> Iterator[ResidencyConfiguration]:
+    """R8 on and off: as many places as the rule counts, and the fewest that deadlock."""
+    for name, setup in (
+        ("R8", Residency(4)),
+        ("R8-3-ranks", Residency(6, ranks=3, calls=1)),
+        ("R8-early", Residency(8, early=True)),
+        ("R8-split", Residency(5, publishers=2)),
+        ("R8-split-early", Residency(9, publishers=2, early=True)),
+        ("R8-two-communicators", Residency(4, groups=2, ctas=1)),
+        ("R8-two-communicators-early", Residency(8, groups=2, ctas=1, early=True)),
+    ):
+        yield ResidencyConfiguration(name, setup, OK)
+    for name, setup, note in (
+        ("R8-off", Residency(2), "each rank's CTAs spin for chunks that got no place"),
+        ("R8-off-3-ranks", Residency(3, ranks=3, calls=1), ""),
+        ("R8-off-early", Residency(4, early=True), "enough without the early trigger: dependents take the places"),
+        ("R8-off-split", Residency(2, publishers=2), "no place left for one publisher"),
+        ("R8-off-split-early", Residency(4, publishers=2, early=True), ""),
+        ("R8-off-two-communicators", Residency(2, groups=2, ctas=1), "each communicator alone would fit"),
+    ):
+        yield ResidencyConfiguration(name, setup, DEADLOCK, note)
+
+
 def _known() -> Iterator[Configuration]:
     """What other libraries do, as found by earlier searches."""
     programs = {"shrink": SHRINK, "grow": GROW, "even": EVEN, "big-small-big": BIG_SMALL_BIG}
@@ -276,7 +354,7 @@ def _known() -> Iterator[Configuration]:
 _WIDE = ("late-copy", "late-copy-fixed", "clear-next")
 
 
-def configurations() -> tuple[Configuration, ...]:
+def configurations() -> tuple[Configuration | ResidencyConfiguration, ...]:
     """The whole table."""
-    groups = (_protocol(), _pdl_off(), _rules_off(), _reset_off(), _known())
+    groups = (_protocol(), _pdl_off(), _rules_off(), _reset_off(), _residency(), _known())
     return tuple(configuration for group in groups for configuration in group)
