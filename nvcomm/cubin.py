@@ -62,7 +62,7 @@ def disassemble(cubin: bytes) -> str:
     tool = find_nvdisasm()
     if tool is None:
         raise UnsupportedError("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm")
-    with tempfile.TemporaryDirectory(prefix="nvcomm-") as folder:
+    with tempfile.TemporaryDirectory(prefix="nvcomm-compile-") as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
         done = subprocess.run([tool, "-c", str(path)], capture_output=True, text=True, check=False, timeout=60)

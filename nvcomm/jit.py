@@ -191,7 +191,7 @@ def _from_disk_or_compiler(kernel: Any, fake_args: tuple[Any, ...], arch: str, t
 def _compile(kernel: Any, fake_args: tuple[Any, ...], arch: str, *, keep: bool) -> Any:
     import cutlass.cute as cute
 
-    with tempfile.TemporaryDirectory(prefix="nvcomm-") as folder:
+    with tempfile.TemporaryDirectory(prefix="nvcomm-compile-") as folder:
         options = f"--enable-tvm-ffi --gpu-arch {arch}"
         if keep:
             options += f" --keep-ptx --keep-cubin --dump-dir {folder}"
@@ -199,7 +199,7 @@ def _compile(kernel: Any, fake_args: tuple[Any, ...], arch: str, *, keep: bool) 
 
 
 def _export(compiled: Any) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="nvcomm-") as folder:
+    with tempfile.TemporaryDirectory(prefix="nvcomm-compile-") as folder:
         path = f"{folder}/kernel.o"
         compiled.export_to_c(path, function_name=ENTRY)
         with open(path, "rb") as file:  # noqa: PTH123
