@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from nvcomm.arguments import check_input, check_output
+from nvcomm.arguments import check_input, check_output, part_shape
 from nvcomm.env import settings
 from nvcomm.errors import UsageError
 from nvcomm.group import as_group
 from nvcomm.options import DEFAULT_MAX_BYTES, Options, Pdl, Protocol
 from nvcomm.stats import Audit, Stats
 from nvcomm.worlds import Engine, build_rank
+
+if TYPE_CHECKING:
+    from nvcomm.collectives.all_reduce import ReduceOp, ReduceProtocol
 
 
 class Communicator:
@@ -134,6 +137,91 @@ class Communicator:
         if x.nbytes:
             engine.all_gather(x.detach(), out.detach())
         return out
+
+    def all_reduce(
+        self, x: torch.Tensor, out: torch.Tensor | None = None, *, protocol: ReduceProtocol = "auto"
+    ) -> torch.Tensor:
+        """The sum of every rank's `x`: the same bits on every rank, for both protocols and any number of rows.
+
+        FP32 additions in one fixed order over the ranks, then one rounding (docs/mailbox.md R13). Infinities,
+        subnormals and -0.0 are summed like any value; a NaN stays a NaN, of other bits perhaps.
+
+        Args:
+            x: (*shape) bf16, fp16 or fp32, contiguous, on this communicator's device; the same shape and dtype on
+                every rank, from 0 to `max_bytes`.
+            out: like `x`, apart from it; default: a new tensor.
+            protocol: "ll" waits once and moves more, "two_shot" waits twice and moves less; "auto" takes the faster one
+                by size.
+
+        Returns:
+            `out`: (*shape), the dtype of `x`.
+
+        Raises:
+            UsageError: an argument or the communicator's state is wrong, or kernels would have to be loaded where that
+                cannot be done (see `prepare`); nothing was launched.
+            PeerTimeoutError: an earlier call timed out (CUDA), or this one did (CPU).
+
+        Ordering:
+            As `all_gather`.
+        """
+        engine = self.engine
+        check_input(x, self.device, self.max_bytes, "all_reduce")
+        if out is None:
+            out = torch.empty_like(x)
+        else:
+            check_output(out, x, tuple(x.shape), "all_reduce")
+        self._make_ready("all_reduce", x.dtype)
+        self.check()
+        if x.nbytes:
+            engine.all_reduce(x.detach(), out.detach(), protocol)
+        return out
+
+    def reduce_scatter(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """This rank's part of the sum of every rank's `x`, split by rows; bits as for `all_reduce`.
+
+        Args:
+            x: (rows, *shape) bf16, fp16 or fp32, contiguous, on this communicator's device; the same shape and dtype
+                on every rank, from 0 to `max_bytes`.
+            out: (own rows, *shape), apart from `x`; default: a new tensor. The first `rows % world_size` ranks own one
+                row more than the others, as in `torch.tensor_split`; a rank may own none.
+
+        Returns:
+            `out`: the dtype of `x`.
+
+        Raises, Ordering:
+            As `all_reduce`.
+        """
+        engine = self.engine
+        check_input(x, self.device, self.max_bytes, "reduce_scatter")
+        shape = part_shape(x, self.rank, self.world_size)
+        if out is None:
+            out = x.new_empty(shape)
+        else:
+            check_output(out, x, shape, "reduce_scatter")
+        self._make_ready("reduce_scatter", x.dtype)
+        self.check()
+        if x.nbytes:
+            engine.reduce_scatter(x.detach(), out.detach())
+        return out
+
+    def prepare(self, op: ReduceOp, dtype: torch.dtype) -> None:
+        """Compiles and loads what `op` needs for `dtype`, so that calls can be captured.
+
+        A first call outside capture does it too, except in a virtual world on a GPU: a load waits for the device, where
+        another rank of this process may already wait for this one (docs/mailbox.md R9).
+        """
+        self.engine.prepare(op, dtype)
+
+    def _make_ready(self, op: ReduceOp, dtype: torch.dtype) -> None:
+        engine = self.engine
+        if engine.ready(op, dtype):
+            return
+        if self.device.type == "cuda" and (self.stream is not None or torch.cuda.is_current_stream_capturing()):
+            raise UsageError(
+                f"{op}: its kernels for {dtype} are not loaded, and cannot be now: call prepare({op!r}, {dtype}) of "
+                "the communicator (in a virtual world: of the world) before the capture and before any rank's call."
+            )
+        engine.prepare(op, dtype)
 
     def check(self) -> None:
         """Raises what this rank recorded, for instance PeerTimeoutError. Costs a memory read where all is well."""

@@ -20,7 +20,7 @@ from nvcomm.errors import NvcommError, UnsupportedError
 from nvcomm.mailbox import MAX_WORLD_SIZE, MailboxLayout
 
 if TYPE_CHECKING:
-    from nvcomm.collectives.all_gather import Pdl
+    from nvcomm.options import Pdl
 
 ARCHES = ("sm_90a", "sm_100a", "sm_103a")
 EXIT_USAGE, EXIT_UNSUPPORTED = 2, 77

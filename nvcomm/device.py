@@ -127,6 +127,19 @@ def load_rows(words: cute.Tensor, addr: Int64, row_bytes: int, num_rows: int) ->
             words[r * CHUNK_WORDS + i] = chunk[i]
 
 
+@cute.jit
+def reload_rows(words: cute.Tensor, addr: Int64, row_bytes: int, num_rows: cutlass.Constexpr) -> None:
+    """Loads again the rows that are not complete yet: polls take bandwidth from the stores they wait for."""
+    for r in range_constexpr(num_rows):
+        missing = words[r * CHUNK_WORDS] == Uint32(EMPTY)
+        for i in range_constexpr(1, CHUNK_WORDS):
+            missing = missing | (words[r * CHUNK_WORDS + i] == Uint32(EMPTY))
+        if missing:
+            chunk = ptx.ld_relaxed_sys_v4(addr + r * row_bytes)
+            for i in range_constexpr(CHUNK_WORDS):
+                words[r * CHUNK_WORDS + i] = chunk[i]
+
+
 def any_equals(words: cute.Tensor, value: int, count: int) -> Boolean:
     """Whether one of the first `count` words equals `value`. `|`, not `or`: a chain of `or` compiles for minutes."""
     found = words[0] == Uint32(value)
@@ -162,7 +175,7 @@ def collect_chunk(
     missing = any_equals(words, EMPTY, num_rows * CHUNK_WORDS)
     polls = Int32(0)
     while missing & (wait[0] >= 0):
-        load_rows(words, addr, box.layout.row_bytes, num_rows)
+        reload_rows(words, addr, box.layout.row_bytes, num_rows)
         missing = any_equals(words, EMPTY, num_rows * CHUNK_WORDS)
         polls += 1
         if polls == POLLS_PER_CLOCK:

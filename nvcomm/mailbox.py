@@ -49,11 +49,13 @@ FAULT_BYTES = FAULT_WORDS * WORD_BYTES
 
 # The state block of a rank, in its own memory and never written by a peer (R6). The first four words are read in
 # one 16-byte load. BYTES and OUTBOX are 64 bits wide; WAITS holds one longest wait, in microseconds, for each source
-# rank; OUTBOX is where the delayed transport (tests, stress) keeps what is on its way.
+# rank; OUTBOX is where the delayed transport (tests, stress) keeps what is on its way; ENDED counts CTAs, with device
+# checks only.
 STATE_SLOT, STATE_GENERATION, STATE_BUSY, STATE_BROKEN, STATE_ARRIVED, STATE_ESCAPES = range(6)
 STATE_BYTES = 6
 STATE_WAITS = 8
 STATE_OUTBOX = 16
+STATE_ENDED = 18
 STATE_WORDS = 32
 MAX_WORLD_SIZE = 8
 

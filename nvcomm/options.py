@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from nvcomm.errors import UsageError
 from nvcomm.mailbox import GENERATION_MASK, MAX_WORLD_SIZE
 
 Pdl = Literal["off", "safe", "early"]
-Protocol = Literal["mailbox", "late-copy"]
+Protocol = Literal["mailbox", "late-copy", "copy"]
 DEFAULT_MAX_BYTES = 4 << 20
 _MOST_BYTES = 1 << 30
 
@@ -29,7 +29,8 @@ class Options:
         device_share: fraction of the GPU's resident threads that this communicator may hold (R8). The shares of all
             communicators that run at once on a device must not add up to more than 1.
         generation: where the count of collectives starts; for tests of its wrap.
-        protocol: "late-copy" is known to be wrong: the negative control of tests and stress.
+        protocol: two that are wrong: with "late-copy" gathers run the negative control of tests and stress, with "copy"
+            reductions wait for nobody, the floor of benchmarks.
     """
 
     max_bytes: int = DEFAULT_MAX_BYTES
@@ -47,7 +48,7 @@ class Options:
             "pdl": (self.pdl in ("off", "safe", "early"), "'off', 'safe' or 'early'"),
             "device_share": (0 < self.device_share <= 1, "above 0 and at most 1"),
             "generation": (0 <= self.generation <= GENERATION_MASK, "an unsigned 32-bit count"),
-            "protocol": (self.protocol in ("mailbox", "late-copy"), "'mailbox' or 'late-copy'"),
+            "protocol": (self.protocol in get_args(Protocol), f"one of {get_args(Protocol)}"),
         }
         for name, (good, range_) in wanted.items():
             if not good:

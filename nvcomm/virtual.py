@@ -5,15 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 
+from nvcomm.arguments import part_shape
 from nvcomm.communicator import Communicator, resolve_device
 from nvcomm.env import settings
 from nvcomm.errors import UsageError
 from nvcomm.options import DEFAULT_MAX_BYTES, Options, Pdl, Protocol, check_world_size
 from nvcomm.worlds import build_world
+
+if TYPE_CHECKING:
+    from nvcomm.collectives.all_reduce import ReduceOp, ReduceProtocol
 
 
 class VirtualWorld(Sequence[Communicator]):
@@ -60,13 +64,48 @@ class VirtualWorld(Sequence[Communicator]):
         Returns:
             The outputs, ready on the current stream.
         """
+        self._check_ranks(xs, outs)
+        results = list(outs) if outs is not None else [x.new_empty((len(self), *x.shape)) for x in xs]
+        self.run(lambda comm: comm.all_gather(xs[comm.rank], results[comm.rank]))
+        return results
+
+    def all_reduce(
+        self,
+        xs: Sequence[torch.Tensor],
+        outs: Sequence[torch.Tensor] | None = None,
+        *,
+        protocol: ReduceProtocol = "auto",
+    ) -> list[torch.Tensor]:
+        """One all-reduce of all ranks; see `all_gather` and `Communicator.all_reduce`."""
+        self._check_ranks(xs, outs)
+        self.prepare("all_reduce", xs[0].dtype)
+        results = list(outs) if outs is not None else [torch.empty_like(x) for x in xs]
+        self.run(lambda comm: comm.all_reduce(xs[comm.rank], results[comm.rank], protocol=protocol))
+        return results
+
+    def reduce_scatter(
+        self, xs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None = None
+    ) -> list[torch.Tensor]:
+        """One reduce-scatter of all ranks; see `all_gather` and `Communicator.reduce_scatter`."""
+        self._check_ranks(xs, outs)
+        self.prepare("reduce_scatter", xs[0].dtype)
+        if outs is None:
+            outs = [x.new_empty(part_shape(x, rank, len(self))) for rank, x in enumerate(xs)]
+        results = list(outs)
+        self.run(lambda comm: comm.reduce_scatter(xs[comm.rank], results[comm.rank]))
+        return results
+
+    def prepare(self, op: ReduceOp, dtype: torch.dtype) -> None:
+        """Compiles and loads what `op` needs for `dtype` on every rank; nothing may be under way on the device."""
+        for comm in self._comms:
+            if not comm.engine.ready(op, dtype):
+                comm.prepare(op, dtype)
+
+    def _check_ranks(self, xs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None) -> None:
         if len(xs) != len(self) or (outs is not None and len(outs) != len(self)):
             raise UsageError(
                 f"got {len(xs)} inputs and {len(outs or ())} outputs; wanted one for each of {len(self)} ranks."
             )
-        results = list(outs) if outs is not None else [x.new_empty((len(self), *x.shape)) for x in xs]
-        self.run(lambda comm: comm.all_gather(xs[comm.rank], results[comm.rank]))
-        return results
 
     def run(self, call: Callable[[Communicator], object]) -> None:
         """Calls `call(comm)` for every rank on its own stream or thread, behind the current stream and before it."""

@@ -23,11 +23,13 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Boolean, Int32, Int64, Uint32, Uint64, const_expr, range_constexpr
+from cutlass import Boolean, Int32, Int64, Uint32, const_expr, range_constexpr
 
 from nvcomm import device, mailbox
+from nvcomm.collectives import all_reduce_turn as turn
 from nvcomm.collectives.tensors import load_chunk, store_chunk
 from nvcomm.device import WARP, Mailbox
+from nvcomm.device_checks import CallWords, exchange_headers, leave_busy, take_busy
 from nvcomm.mailbox import CHUNK_WORDS, MailboxLayout
 from nvcomm.options import Pdl
 from nvcomm.ptx import memory as ptx
@@ -44,6 +46,7 @@ class AllGatherConfig:
         pdl: "off": plain launch. "safe": programmatic dependent launch, trigger after the last store (R1 ii).
             "early": trigger right after the wait (R1 iii).
         threads: threads of a CTA.
+        device_checks: overlapping and differing calls are recorded (R7, R11).
     """
 
     layout: MailboxLayout
@@ -51,6 +54,7 @@ class AllGatherConfig:
     multicast: bool = False
     pdl: Pdl = "safe"
     threads: int = 256
+    device_checks: bool = False
 
     @property
     def rows_in_flight(self) -> int:
@@ -81,11 +85,25 @@ class AllGatherKernel:
         timeout_ns: Int64,
         num_bytes: Int32,
         rank: Int32,
+        site: Uint32,
+        kind: Uint32,
+        tag: Uint32,
         ctas: Int32,
         stream: CUstream,
     ) -> None:
-        """Launches the kernel; see `AllGather.launch` for what the arguments are."""
-        self.kernel(inp, out, peers, multicast_ptr, state, fault_record, timeout_ns, num_bytes, rank).launch(
+        """Launches the kernel.
+
+        Args:
+            inp, out: addresses of the tensors.
+            peers, multicast_ptr, state, fault_record, timeout_ns, rank: see `nvcomm.device.Mailbox`.
+            num_bytes: bytes that each rank contributes, not 0.
+            site, kind, tag: see `nvcomm.device_checks.CallWords`; not read without device checks.
+            ctas: CTAs of the grid, the same on every rank.
+            stream: where it runs.
+        """
+        self.kernel(
+            inp, out, peers, multicast_ptr, state, fault_record, timeout_ns, num_bytes, rank, site, kind, tag
+        ).launch(
             grid=(ctas, 1, 1),
             block=(self.config.threads, 1, 1),
             stream=stream,
@@ -106,6 +124,9 @@ class AllGatherKernel:
         timeout_ns: Int64,
         num_bytes: Int32,
         rank: Int32,
+        site: Uint32,
+        kind: Uint32,
+        tag: Uint32,
     ) -> None:
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
@@ -115,6 +136,9 @@ class AllGatherKernel:
             cute.arch.griddepcontrol_wait()  # R1 (i)
             if const_expr(config.pdl == "early"):
                 cute.arch.griddepcontrol_launch_dependents()  # R1 (iii)
+        call = CallWords(site, kind, num_bytes, tag)
+        if const_expr(config.device_checks):
+            take_busy(state, fault_record, rank, thread, call)
         lane = thread % WARP
         step = num_ctas * config.threads
         first = cta * config.threads + thread
@@ -145,9 +169,13 @@ class AllGatherKernel:
             if chunk - lane < num_chunks:
                 ahead = self.load(inp, chunk, num_chunks, num_bytes)
             device.publish_chunk(box, box.row(rank), chunk - step, words, live & (chunk - step < num_chunks))
+        last = turn.arrive(state, thread, num_ctas)
         if live:
             wait = cute.make_rmem_tensor(1, Int64)
             wait[0] = Int64(0)
+            if const_expr(config.device_checks):  # noqa: SIM102 - this one is decided while the kernel is traced
+                if first - lane == 0:
+                    exchange_headers(box, call, wait)
             chunk = first
             while chunk - lane < num_chunks:
                 self.collect(box, out, chunk, num_chunks, num_bytes, wait)
@@ -157,15 +185,11 @@ class AllGatherKernel:
             while chunk < num_chunks:
                 self.fill(out, chunk, num_bytes)
                 chunk += step
+        turn.step(state, slot, generation, num_bytes, last, broken)
+        if const_expr(config.device_checks):
+            leave_busy(state, thread, num_ctas)
         if const_expr(config.pdl != "early"):
-            cute.arch.fence_acq_rel_sys()  # R1 (ii): this thread's outputs and clears, before the CTA arrives
-        cute.arch.sync_threads()
-        if thread == 0:
-            self.advance(state, slot, generation, num_bytes, num_ctas, broken)
-            if const_expr(config.pdl != "early"):
-                cute.arch.fence_acq_rel_sys()  # R1 (ii): the state
-                if const_expr(config.pdl == "safe"):
-                    cute.arch.griddepcontrol_launch_dependents()
+            turn.release(thread, config.pdl == "safe")  # R1 (ii)
 
     def load(
         self, inp: Int64, chunk: Int32, num_chunks: Int32, num_bytes: Int32
@@ -204,19 +228,3 @@ class AllGatherKernel:
         for r in range_constexpr(self.config.layout.world_size):
             row = out + Int64(r) * Int64(num_bytes)
             store_chunk(row, chunk, num_bytes, self.config.access_bytes, [Uint32(device.FILL)] * CHUNK_WORDS)
-
-    @cute.jit
-    def advance(
-        self, state: Int64, slot: Uint32, generation: Uint32, num_bytes: Int32, num_ctas: Int32, broken: Uint32
-    ) -> None:
-        """The last CTA to arrive steps slot and generation (R6); a broken communicator stays where it is."""
-        last = Boolean(num_ctas == 1)
-        if num_ctas != 1:
-            arrived = ptx.atom_add_acq_rel_gpu(state + mailbox.STATE_ARRIVED * 4, Uint32(1))
-            last = Boolean(arrived == Uint32(num_ctas - 1))
-            if last:
-                ptx.st_relaxed_gpu(state + mailbox.STATE_ARRIVED * 4, Uint32(0))
-        if last & (broken == 0):
-            ptx.st_relaxed_gpu(state + mailbox.STATE_SLOT * 4, Uint32(mailbox.next_slot(slot)))
-            ptx.st_relaxed_gpu(state + mailbox.STATE_GENERATION * 4, generation + Uint32(1))
-            ptx.red_add_relaxed_gpu_u64(state + mailbox.STATE_BYTES * 4, Uint64(num_bytes))

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from cutlass import Int32, Int64
+from cutlass import Int32, Int64, Uint32
 from cutlass.cute.runtime import make_fake_stream
 
 from nvcomm import jit, mailbox
 from nvcomm.collectives.all_gather import AllGatherConfig, AllGatherKernel
+from nvcomm.collectives.all_reduce import ReduceOp, ReduceProtocol, Reductions
+from nvcomm.collectives.fault_report import fault_error, kind_of
 from nvcomm.collectives.late_copy import LateCopyKernel, stash_bytes
 from nvcomm.collectives.tensors import ACCESS_BYTES, access_bytes
+from nvcomm.env import settings
 from nvcomm.errors import NvcommError, UnsupportedError, UsageError
 from nvcomm.group import Group
 from nvcomm.host.faults import Fault
@@ -28,13 +31,14 @@ if TYPE_CHECKING:
     from nvcomm.memory.symmetric import SymmetricMemory
 
 THREADS = 256
+_LAST_SITE = 2**32 - 2
 
 
 def fake_args(world_size: int) -> tuple[object, ...]:
     """Placeholders for the parameters of `AllGatherKernel.__call__`."""
     return (
         *(Int64(0), Int64(0), [Int64(0)] * world_size, Int64(0), Int64(0), Int64(0), Int64(0)),
-        *(Int32(1), Int32(0), Int32(1), make_fake_stream()),
+        *(Int32(1), Int32(0), Uint32(1), Uint32(0), Uint32(0), Int32(1), make_fake_stream()),
     )
 
 
@@ -73,6 +77,8 @@ class DeviceEngine:
         self.multicast = memory.multicast_ptr != 0
         self.rank, self.world_size = memory.rank, memory.world_size
         self._group = group
+        self._checks = settings().device_checks > 0
+        self._site = 0
         self._order = CallOrder(device)
         self._state = torch.zeros(mailbox.STATE_WORDS, dtype=torch.int32, device=device)
         self._fault = torch.zeros(mailbox.FAULT_WORDS, dtype=torch.int32, pin_memory=True)
@@ -90,13 +96,22 @@ class DeviceEngine:
             int(options.timeout_s * 1e9),
         )
         self._kernels = {width: self._compile(width) for width in ACCESS_BYTES}
+        self._reductions = Reductions(
+            layout, options, self._box_args, rank=self.rank, max_ctas=max_ctas, multicast=self.multicast
+        )
         self.arm(options.generation)
 
     def _compile(self, width: int) -> jit.CompiledKernel:
-        config = AllGatherConfig(self.layout, width, self.multicast, self.options.pdl, THREADS)
-        kernel_type = AllGatherKernel if self.options.protocol == "mailbox" else LateCopyKernel
+        config = AllGatherConfig(self.layout, width, self.multicast, self.options.pdl, THREADS, self._checks)
+        kernel_type = LateCopyKernel if self.options.protocol == "late-copy" else AllGatherKernel
         kernel = jit.compile_kernel(kernel_type(config), *fake_args(self.world_size), key=(config,))
         jit.preload(kernel)  # R9
+        resident = jit.resident_ctas_per_sm(kernel)
+        if resident < config.ctas_per_sm:  # R8 counts on it
+            raise UnsupportedError(
+                f"this GPU holds {resident} CTAs of the all-gather on a multiprocessor; wanted {config.ctas_per_sm}. "
+                "Is part of it reserved, by MPS or a debugger?"
+            )
         return kernel
 
     def arm(self, generation: int) -> None:
@@ -131,17 +146,38 @@ class DeviceEngine:
         width = access_bytes(inp, result, num_bytes)
         ctas = min(self.max_ctas, math.ceil(mailbox.num_chunks(num_bytes) / THREADS))
         stream, eager = self._order.enter()
-        self._kernels[width](inp, result, *self._box_args, num_bytes, self.rank, ctas, stream)
+        self._site = self._site % _LAST_SITE + 1
+        call = (self._site, kind_of("all_gather", x.dtype), 0)
+        self._kernels[width](inp, result, *self._box_args, num_bytes, self.rank, *call, ctas, stream)
+        if eager:
+            self._order.leave(stream)
+
+    def ready(self, op: ReduceOp, dtype: torch.dtype) -> bool:
+        """See `Communicator.prepare`."""
+        return self._reductions.ready(op, dtype)
+
+    def prepare(self, op: ReduceOp, dtype: torch.dtype) -> None:
+        """See `Communicator.prepare`."""
+        self._reductions.prepare(op, dtype)
+
+    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, protocol: ReduceProtocol) -> None:
+        """Launches one all-reduce of checked tensors on the current stream; see `Communicator.all_reduce`."""
+        stream, eager = self._order.enter()
+        self._reductions.all_reduce(x, out, protocol, stream)
+        if eager:
+            self._order.leave(stream)
+
+    def reduce_scatter(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Launches one reduce-scatter of checked tensors on the current stream."""
+        stream, eager = self._order.enter()
+        self._reductions.reduce_scatter(x, out, stream)
         if eager:
             self._order.leave(stream)
 
     def fault(self) -> NvcommError | None:
         """What the device recorded, if it did. Waits only after a fault, for a copy of the fault rows."""
         own = Fault.load(self._fault_words)
-        if own is None:
-            return None
-        rows = self.memory.local()[self.layout.faults_base // 4 :].cpu().numpy().view(np.uint32)
-        return own.timeout_error(rows.reshape(-1, mailbox.FAULT_WORDS))
+        return None if own is None else fault_error(own, self.layout, self.memory.local())
 
     def state(self) -> np.ndarray:
         """The state block as uint32; waits for the device."""

@@ -51,6 +51,9 @@ class LateCopyKernel:
         timeout_ns: Int64,
         num_bytes: Int32,
         rank: Int32,
+        site: Uint32,
+        kind: Uint32,
+        tag: Uint32,
         ctas: Int32,
         stream: CUstream,
     ) -> None:

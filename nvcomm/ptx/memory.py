@@ -214,3 +214,13 @@ def atom_add_relaxed_gpu_if(addr: Int64, value: Uint32, inside: Boolean) -> Uint
 def st_weak_v2(addr: Int64, words: Words) -> None:
     """8 bytes into a caller's tensor; `addr` is a multiple of 8."""
     cute.arch.inline_ptx("st.global.v2.b32 [{$r0}], {{$r1},{$r2}};", read_only_args=[addr, *words])
+
+
+def ld_weak_v4_if(addr: Int64, inside: Boolean) -> tuple[Uint32, Uint32, Uint32, Uint32]:
+    """16 bytes of a caller's tensor if `inside`, else 0 and no access; `addr` is a multiple of 16."""
+    return cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.b32 p, {$r1}, 0; mov.b32 {$w0}, 0; mov.b32 {$w1}, 0;"
+        " mov.b32 {$w2}, 0; mov.b32 {$w3}, 0; @p ld.global.v4.b32 {{$w0},{$w1},{$w2},{$w3}}, [{$r0}]; }",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[addr, Uint32(inside)],
+    )
