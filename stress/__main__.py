@@ -76,7 +76,7 @@ def _configure(options: Options) -> RunConfig:
     ranks = options.ranks or (int(other("WORLD_SIZE") or 4) if world == "peer" else 4)
     return RunConfig(
         world=world,
-        transport="peer" if options.transport == "auto" else options.transport,  # type: ignore[arg-type]
+        transport=options.transport,
         protocol=options.protocol,
         op=options.op,
         ranks=ranks,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import cast, get_args
 
 from stress import oracle
-from stress.run import OPS, ProtocolName
+from stress.run import OPS, ProtocolName, Transport
 
 DEFAULT_DURATION_S = 45.0
 DEFAULT_TIMEOUT_S = 10.0
@@ -27,7 +27,7 @@ class Options:
     """The arguments; `replays` and `duration_s` are None where not given and not needed."""
 
     world: str
-    transport: str
+    transport: Transport
     ranks: int
     replays: int | None
     duration_s: float | None
@@ -57,7 +57,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     )
     parser.add_argument(
         "--transport",
-        choices=("auto", "peer", "multicast", "delayed"),
+        choices=get_args(Transport),
         default="auto",
         help="peer: a store per rank. delayed: copies land late and in any order",
     )

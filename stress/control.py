@@ -26,12 +26,10 @@ class Control:
 
     Attributes:
         protocol: what ran; anything but "late-copy" cannot fail and is there to test this harness.
-        transport: what it ran on.
         outcome: what it saw.
     """
 
     protocol: ProtocolName
-    transport: str
     outcome: Outcome
 
     @property
@@ -57,7 +55,6 @@ class Control:
         first: BadWord | None = self.outcome.first_bad
         return {
             "protocol": self.protocol,
-            "transport": self.transport,
             "failed_as_it_must": self.failed_as_it_must,
             "replays": self.outcome.replays,
             "gathers": self.outcome.gathers,
@@ -81,7 +78,7 @@ def run_control(runner: Runner, config: RunConfig, protocol: ProtocolName, progr
             timeout_s=min(config.timeout_s, CONTROL_TIMEOUT_S),
             stop_on_bad=True,
         )
-        result = Control(protocol, config.transport, runner.run(control, progress))
+        result = Control(protocol, runner.run(control, progress))
         if result.outcome.hang is None or result.failed_as_it_must:
             break
     return result

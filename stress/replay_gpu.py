@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields
+from dataclasses import replace as outcome_with
 from typing import Any
 
 import torch
 
 import nvcomm
 from nvcomm import group as groups
+from nvcomm.env import multicast_disabled_by
 from nvcomm.errors import GroupError, PeerTimeoutError, UnsupportedError, UsageError
 from nvcomm.options import Options
 from stress.audit import compare_audits
@@ -90,11 +93,21 @@ class PeerRunner:
         if group.world_size != config.ranks:
             raise UsageError(f"--ranks {config.ranks} and {group.world_size} processes: leave --ranks out, or agree.")
 
+        if config.transport == "peer":
+            # The one switch there is; read when the memory is built, by this process alone.
+            os.environ["NVCOMM_DISABLE_MULTICAST"] = "1"
         options = _world_options(config)
         with nvcomm.Communicator(group, self._device, max_bytes=MAX_BYTES, **options) as comm:
+            multicast = comm.engine.multicast  # type: ignore[attr-defined]
+            if config.transport == "multicast" and not multicast:
+                raise UnsupportedError(
+                    f"these ranks share no multicast memory ({multicast_disabled_by() or 'no NVSwitch between them'}): "
+                    "use --transport peer; `nvcomm doctor` says more."
+                )
             others = Others(group, config.timeout_s + GRACE_S)
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            return replay([comm], [stream], config, progress, self._on_hang, others)
+            outcome = replay([comm], [stream], config, progress, self._on_hang, others)
+            return outcome_with(outcome, transport="multicast" if multicast else "peer")
 
     def close(self) -> None:
         """The group ends with the process."""

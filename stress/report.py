@@ -48,6 +48,11 @@ class Report:
         return "proven"
 
     @property
+    def transport(self) -> str:
+        """What the run ran on."""
+        return self.outcome.transport if self.config.transport == "auto" else self.config.transport
+
+    @property
     def exit_code(self) -> int:
         """What the process ends with. A hang behind wrong words is what they lead to, not what was found."""
         found_bad = self.outcome.bad_words and not (self.outcome.first_bad and self.outcome.first_bad.kind == "filled")
@@ -73,7 +78,7 @@ class Report:
             "seed": config.seed,
             "world": config.world,
             "ranks": config.ranks,
-            "transport": config.transport,
+            "transport": self.transport,
             "protocol": config.protocol,
             "op": config.op,
             "stats": list(outcome.stats),
@@ -97,7 +102,7 @@ def show(report: Report, console: Console) -> None:
     table = Table(title="nvcomm stress", show_header=False)
     per_gather = outcome.seconds / outcome.gathers * 1e6 if outcome.gathers else 0.0
     table.add_row("verdict", report.verdict.upper())
-    table.add_row("world", f"{config.world}, {config.ranks} ranks, transport {config.transport}")
+    table.add_row("world", f"{config.world}, {config.ranks} ranks, transport {report.transport}")
     table.add_row("protocol", f"{config.protocol}, {config.op}")
     table.add_row("replays", f"{outcome.replays:,}")
     table.add_row("gathers", f"{outcome.gathers:,}")

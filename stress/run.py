@@ -11,7 +11,7 @@ from stress.decode import BadWord
 from stress.hang import Hang
 
 World = Literal["host", "virtual", "peer"]
-Transport = Literal["peer", "multicast", "delayed"]
+Transport = Literal["auto", "peer", "multicast", "delayed"]
 ProtocolName = Literal["mailbox", "late-copy"]
 
 OPS = ("all_gather",)
@@ -23,7 +23,7 @@ class RunConfig:
 
     Attributes:
         world: where the ranks live.
-        transport: how a word reaches the mailboxes.
+        transport: how a word reaches the mailboxes; "auto": multicast where the world has it, else a store per rank.
         protocol: "mailbox", or "late-copy", the protocol that is known to be wrong.
         op: the collective, one of `OPS`.
         ranks: world size.
@@ -66,6 +66,7 @@ class Outcome:
             slot and generation.
         stats: for each rank what its communicator counted.
         hang: set when the run did not end.
+        transport: what "auto" turned out to be.
     """
 
     replays: int
@@ -76,6 +77,7 @@ class Outcome:
     audit: tuple[str, ...] = ()
     stats: tuple[dict[str, object], ...] = ()
     hang: Hang | None = None
+    transport: Transport = "peer"
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ STALE = BadWord(1, Origin(0, 1, 9, 5), 0x11111111, 0x22222222, "stale", Origin(2
 FILLED = BadWord(1, Origin(0, 1, 9, 5), 0x11111111, 0xFFFFFFFF, "filled", None)
 GOOD = Outcome(replays=10, gathers=30, bad_words=0, first_bad=None, seconds=1.0)
 WRONG = Outcome(replays=10, gathers=30, bad_words=4, first_bad=STALE, seconds=1.0)
-CONTROL = Control("late-copy", "peer", WRONG)
+CONTROL = Control("late-copy", WRONG)
 WAIT = Wait(0, 2, 7, 1, 0, 1.5, 2)
 
 
@@ -38,8 +38,8 @@ def outcome(**changes) -> Outcome:
     [
         (GOOD, CONTROL, "proven", 0),
         (GOOD, None, "unproven", 3),
-        (GOOD, Control("mailbox", "peer", GOOD), "unproven", 3),
-        (GOOD, Control("late-copy", "peer", outcome(bad_words=3, first_bad=FILLED)), "unproven", 3),
+        (GOOD, Control("mailbox", GOOD), "unproven", 3),
+        (GOOD, Control("late-copy", outcome(bad_words=3, first_bad=FILLED)), "unproven", 3),
         (outcome(replays=0, gathers=0), CONTROL, "unproven", 3),
         (WRONG, CONTROL, "failed", 1),
         (outcome(audit=("3 words are not EMPTY",)), CONTROL, "failed", 1),
