@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, fields
-from dataclasses import replace as outcome_with
 from typing import Any
 
 import torch
@@ -107,7 +106,7 @@ class PeerRunner:
             others = Others(group, config.timeout_s + GRACE_S)
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             outcome = replay([comm], [stream], config, progress, self._on_hang, others)
-            return outcome_with(outcome, transport="multicast" if multicast else "peer")
+            return dataclasses.replace(outcome, transport="multicast" if multicast else "peer")
 
     def close(self) -> None:
         """The group ends with the process."""
@@ -190,8 +189,8 @@ def _facts(comms: Sequence[Any], ranks: Sequence[GpuRank], plan: Plan) -> dict[s
         "gathers": [reading.gathers for reading in readings],
         "bad_words": sum(reading.bad_words for reading in readings),
         "firsts": [first.as_json() for first in firsts],
-        "audits": [asdict(comm.audit()) for comm in comms],
-        "stats": [asdict(comm.stats()) for comm in comms],
+        "audits": [dataclasses.asdict(comm.audit()) for comm in comms],
+        "stats": [dataclasses.asdict(comm.stats()) for comm in comms],
     }
 
 
@@ -265,7 +264,7 @@ def _world_options(config: RunConfig) -> dict[str, Any]:
     if config.protocol != "mailbox":
         options["protocol"] = config.protocol
     if config.transport == "delayed":
-        if "transport" not in {field.name for field in fields(Options)}:
+        if "transport" not in {field.name for field in dataclasses.fields(Options)}:
             raise UnsupportedError("the delayed transport is not there in GPU worlds: use --world host.")
         options["transport"] = "delayed"
     return options
