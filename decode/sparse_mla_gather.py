@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse MLA kernel: from a column list to rows of K in shared memory, and the query into registers.
+"""Sparse MLA kernel: from a column list to rows of K in shared memory.
 
 A warp copies what it will use for the scores: 32 columns, half of each row. So it waits for its own copies only.
 Rows of masked columns are zeroed and never read, so nothing that is in them can spread (0 x NaN is NaN).
@@ -7,18 +7,14 @@ Rows of masked columns are zeroed and never read, so nothing that is in them can
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint32
+from cutlass import Boolean, Int32, Int64, Uint32
 
 from decode.sparse_mla_layout import COLUMNS, GRANULE, SparseMlaConfig
-from nvcomm.ptx import memory, mma
-
-QUERY_STEPS = 16  # k-steps of 16 dims in half a row
-HEAD_STRIDE = 512
+from nvcomm.ptx import mma
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ def gather_rows(
     first: Int32,
     lane: Int32,
 ) -> None:
-    """Starts the copies of half of rows `first` .. `first` + 15 of a group of 32, one group of copies.
+    """Starts the copies of half of rows `first` .. `first` + 15 of a group of 32.
 
     Args:
         cfg: compile-time facts.
@@ -87,7 +83,8 @@ def gather_rows(
         lane: of the warp.
     """
     row_bytes = cfg.layout.data_bytes
-    lanes_per_row = min(32, row_bytes // 2 // GRANULE)
+    # Of 576 bytes the halves take 256 each; `gather_tail` copies the rest.
+    lanes_per_row = row_bytes // 512 * 16
     rows_per_copy = 32 // lanes_per_row
     granule = half * lanes_per_row + lane % lanes_per_row
     for i in range(16 // rows_per_copy):
@@ -97,7 +94,6 @@ def gather_rows(
         row_in_chunk = group * 32 + row
         target = shared + row_in_chunk * row_bytes + cfg.swizzle(granule, row) * GRANULE
         mma.cp_async_16_zfill(target, source, copy_bytes(slot, 16))
-    mma.cp_async_commit_group()
 
 
 def record_address(cfg: SparseMlaConfig, columns: Columns, slot: Int32) -> Int64:
@@ -133,96 +129,6 @@ def gather_tail(cfg: SparseMlaConfig, columns: Columns, slots: Int32, shared: In
         source = record_address(cfg, columns, slot) + Int64(granule) * GRANULE
         target = shared + (group * 32 + row) * cfg.layout.data_bytes + cfg.swizzle(granule, row) * GRANULE
         mma.cp_async_16_zfill(target, source, copy_bytes(slot, 16))
-
-
-def load_query_fp8(query: Int64, half: Int32, lane: Int32, few_heads: bool) -> list[list[Uint32]]:
-    """A fragments of an E4M3 query in FP8 order, still E4M3: for each k-step, 4 dims of head lane/4 and of head + 8."""
-    addr = query + Int64((lane // 4) * HEAD_STRIDE + half * 256 + (lane % 4) * 4)
-    rows = 1 if few_heads else 2
-    return [
-        [memory.ld_weak_b32(addr + (step * 16 + row * 8 * HEAD_STRIDE)) for row in range(rows)]
-        for step in range(QUERY_STEPS)
-    ]
-
-
-def unpack_query_fp8(words: list[list[Uint32]]) -> list[list[Uint32]]:
-    """F16 fragments of what `load_query_fp8` loaded, exact."""
-    fragments = []
-    for step in words:
-        rows = [mma.cvt_e4m3x4_f16x2(word) for word in step]
-        fragments.append(_in_fragment_order(rows))
-    return fragments
-
-
-def load_query_bf16(query: Int64, half: Int32, lane: Int32, few_heads: bool, order: str) -> list[list[Uint32]]:
-    """A fragments of a BF16 query for half of the dims, still BF16.
-
-    Args:
-        query: address of the first head of this token.
-        half: of the dims.
-        lane: of the warp.
-        few_heads: heads 8 to 15 do not exist: their rows are 0.
-        order: how the k index of a step maps to its 16 dims: "fp8", 4 consecutive dims a lane, as FP8 rows come out of
-            ldmatrix; "bf16", as the instruction has it; "scaled", the first 12 steps as in "fp8", and the last 4 so too
-            in half 0 (E4M3 part), as in "bf16" in half 1 (BF16 part).
-    """
-    rows = 1 if few_heads else 2
-    addr = query + Int64((lane // 4) * HEAD_STRIDE + half * 256) * 2
-    packed = Int64((lane % 4) * 4) * 2
-    near = Int64((lane % 4) * 2) * 2
-    far = near + 16
-    if order == "scaled":
-        near = cutlass.select_(half == 0, packed, near)
-        far = cutlass.select_(half == 0, packed + 4, far)
-    fragments = []
-    for step in range(QUERY_STEPS):
-        words = []
-        for row in range(rows):
-            at = addr + (step * 16 + row * 8 * HEAD_STRIDE) * 2
-            if order == "fp8" or (order == "scaled" and step < 12):
-                words.append(memory.ld_weak_v2(at + packed))
-            else:
-                words.append((memory.ld_weak_b32(at + near), memory.ld_weak_b32(at + far)))
-        fragments.append(_in_fragment_order(words))
-    return fragments
-
-
-def query_to_f16(fragments: list[list[Uint32]], few_heads: bool) -> tuple[list[list[Uint32]], tuple[Float32, Float32]]:
-    """BF16 fragments as F16, scaled by a power of two for each head so that they fit; and what undoes the scaling.
-
-    The largest value of a head lands in [2^14, 2^15), so whatever is lost lies 2^-38 below it.
-    """
-    scales, undo = [], []
-    for row in range(1 if few_heads else 2):
-        sizes = [word & Uint32(0x7FFF7FFF) for words in fragments for word in (words[row], words[row + 2])]
-        largest = functools.reduce(mma.max_u16x2, sizes)
-        largest = mma.max_u16x2(largest, largest >> Uint32(16)) & Uint32(0xFFFF)
-        for offset in (1, 2):
-            other = cute.arch.shuffle_sync_bfly(largest, offset=offset)
-            largest = cutlass.select_(other > largest, other, largest)
-        # Exponent fields: e of the largest value, 268 - e of the scale; clamped so that both powers are normal.
-        exponent = Int32(268) - Int32(largest >> Uint32(7))
-        exponent = cutlass.max(Int32(1), cutlass.min(Int32(253), exponent))
-        scales.append(mma.bits_f32(Uint32(exponent) << Uint32(23)))
-        undo.append(mma.bits_f32(Uint32(Int32(254) - exponent) << Uint32(23)))
-    if few_heads:
-        scales, undo = scales * 2, undo * 2
-    converted = []
-    for words in fragments:
-        step = []
-        for i, word in enumerate(words):
-            low, high = mma.cvt_bf16x2_f32(word)
-            scale = scales[i % 2]
-            step.append(word if few_heads and i % 2 else mma.cvt_rn_f16x2(low * scale, high * scale))
-        converted.append(step)
-    return converted, (undo[0], undo[1])
-
-
-def _in_fragment_order(rows: list[tuple[Uint32, Uint32]]) -> list[Uint32]:
-    """(k 0..7, k 8..15) of head lane/4, and of head + 8 or nothing, as registers a0 to a3."""
-    low = rows[0]
-    high = rows[1] if len(rows) == 2 else (Uint32(0), Uint32(0))
-    return [low[0], high[0], low[1], high[1]]
 
 
 def is_active(slots: Int32) -> Uint32:

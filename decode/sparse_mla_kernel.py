@@ -20,12 +20,12 @@ from cutlass import Float32, Int32, Int64, Uint8, Uint32, const_expr, range_cons
 
 from decode import sparse_mla_gather as gather
 from decode import sparse_mla_merge as merge
+from decode import sparse_mla_query as queries
 from decode import sparse_mla_scores as scores
 from decode import sparse_mla_values as values
-from decode.kv_cache import BF16
 from decode.sparse_mla_gather import Columns
-from decode.sparse_mla_layout import COLUMNS, HEADS, THREADS, WARPS, SparseMlaConfig
-from nvcomm.ptx import cluster, mma, shared
+from decode.sparse_mla_layout import COLUMNS, HEADS, THREADS, SparseMlaConfig
+from nvcomm.ptx import mma, shared
 
 
 class SparseMlaKernel:
@@ -94,72 +94,57 @@ class SparseMlaKernel:
         warp = cute.arch.make_warp_uniform(thread // 32)
         group, half = warp // 2, warp % 2
         base = Int32(cute.arch.get_dyn_smem(Uint8, alignment=128).toint())
-        if const_expr(cfg.chunks > 1):
-            # Completed before the first push: nobody may write into a CTA that has not started.
-            cute.arch.cluster_arrive_relaxed()
+        columns, chunk = select_columns(window, window_ints, topk, topk_ints, window_chunks, rank, token)
+        first_head = Int64(token) * query_stride + Int64(head_group) * (HEADS * 512 * (1 if cfg.fp8_query else 2))
         if const_expr(cfg.pdl):
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
 
-        columns, chunk = select_columns(window, window_ints, topk, topk_ints, window_chunks, rank, token)
         slots = gather.load_slot(columns, chunk * COLUMNS + group * 32 + lane)
-        first_head = Int64(token) * query_stride + Int64(head_group) * (HEADS * 512 * (1 if cfg.fp8_query else 2))
-        if const_expr(cfg.fp8_query):
-            words = gather.load_query_fp8(query + first_head, half, lane, cfg.few_heads)
-        elif const_expr(cfg.scaled):
-            words = gather.load_query_bf16(query + first_head, half, lane, cfg.few_heads, "scaled")
-        elif const_expr(cfg.layout == BF16):
-            words = gather.load_query_bf16(query + first_head, half, lane, cfg.few_heads, "bf16")
-        else:
-            words = gather.load_query_bf16(query + first_head, half, lane, cfg.few_heads, "fp8")
-
-        # First the 16 columns whose scores go to the other half's warp, then those this warp keeps.
-        away, kept = 16 * (1 - half), 16 * half
+        pieces = queries.load_query(cfg, query + first_head, thread)
+        if const_expr(cfg.sink):
+            sink_value = queries.load_sink(cfg, sink + Int64(head_group) * (HEADS * 4), thread)
         if const_expr(cfg.scaled):
             gather.gather_scales(cfg, columns, slots, base, group, half, lane)
             if half == 1:
                 gather.gather_tail(cfg, columns, slots, base, group, lane)
-        gather.gather_rows(cfg, columns, slots, base, group, half, away, lane)
-        gather.gather_rows(cfg, columns, slots, base, group, half, kept, lane)
+        # A loop that stays one: the assembler moves nothing that waits for the query in front of the copies.
+        for first in cutlass.range(0, 32, 16, unroll=1):
+            gather.gather_rows(cfg, columns, slots, base, group, half, first, lane)
+        mma.cp_async_commit_group()
         active = gather.is_active(slots)
 
-        query_rows, undo = prepare_query(cfg, words, half)
+        queries.store_query(cfg, pieces, base, thread)
+        if const_expr(cfg.sink):
+            queries.store_sink(cfg, sink_value, base, thread)
+        cute.arch.sync_threads()
+        undo = queries.query_undo(cfg, base, lane)
         row_scale = (score_scale * undo[0], score_scale * undo[1])
 
-        away_scores = cute.make_rmem_tensor(8, Float32)
-        kept_scores = cute.make_rmem_tensor(8, Float32)
-        mma.cp_async_wait_group(1)
-        cute.arch.sync_warp()
-        compute_scores(cfg, query_rows, row_scale, score_scale, base, group, half, away, lane, away_scores)
-        for tile in range_constexpr(2):
-            shared.st_shared_v4_f32(
-                base + cfg.scratch_at + (warp * 2 + tile) * 512 + lane * 16,
-                [away_scores[tile * 4 + i] for i in range(4)],
-            )
+        sums = cute.make_rmem_tensor(16, Float32)
         mma.cp_async_wait_group(0)
         cute.arch.sync_warp()
-        compute_scores(cfg, query_rows, row_scale, score_scale, base, group, half, kept, lane, kept_scores)
-        cute.arch.barrier(barrier_id=group + 1, number_of_threads=64)
-        for tile in range_constexpr(2):
-            other = shared.ld_shared_v4_f32(base + cfg.scratch_at + ((warp ^ 1) * 2 + tile) * 512 + lane * 16)
-            for i in range_constexpr(4):
-                kept_scores[tile * 4 + i] = kept_scores[tile * 4 + i] + other[i]
-
-        softmax(cfg, base, kept_scores, active >> Uint32(kept), warp, lane)
+        scores.compute_scores(cfg, base, row_scale, score_scale, group, half, lane, sums)
+        if const_expr(cfg.chunks > 1):
+            # From here on the others may write into the inbox: this warp has read the query.
+            cute.arch.cluster_arrive()
+        mine = exchange(cfg, base, sums, group, warp, lane)
+        merge.softmax(cfg, base, mine, active >> Uint32(16 * half), warp, lane)
 
         units = cute.make_rmem_tensor(32, Float32)
-        interleaved = compute_values(cfg, base, warp, lane, units)
-
+        values.compute_values(cfg, base, warp, lane, units)
+        row = Int64(token) * Int64(heads) + Int64(head_group * HEADS)
         if const_expr(cfg.chunks > 1):
             cute.arch.cluster_wait()
             merge.push(cfg, base, units, rank, warp, lane)
-        merge.push_stats(cfg, base, rank, thread)
-        if const_expr(cfg.chunks > 1):
+            merge.push_stats(cfg, base, rank, thread)
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
+            merge.finish(cfg, base, out + row * 1024, lse + row * 4, out_scale, rank, warp, lane)
         else:
+            merge.push_stats(cfg, base, rank, thread)
             cute.arch.sync_threads()
-        finish(cfg, base, out, lse, sink, units, interleaved, out_scale, rank, head_group, token, heads, warp, lane)
+            merge.finish_alone(cfg, base, out + row * 1024, lse + row * 4, out_scale, units, warp, lane)
 
 
 @cute.jit
@@ -185,153 +170,25 @@ def select_columns(
     return columns, rank - cutlass.select_(from_window, Int32(0), window_chunks)
 
 
-def prepare_query(cfg: SparseMlaConfig, words: list, half: Int32) -> tuple[list, tuple[Float32, Float32]]:
-    """Fragments in the type of the products, and what undoes their scaling."""
-    one = (Float32(1.0), Float32(1.0))
-    if cfg.fp8_query:
-        return gather.unpack_query_fp8(words), one
-    if cfg.layout == BF16:
-        return words, one
-    converted, undo = gather.query_to_f16(words, cfg.few_heads)
-    if cfg.scaled:
-        for step in range(12, gather.QUERY_STEPS):
-            converted[step] = [
-                cutlass.select_(half == 0, f16, bf16) for f16, bf16 in zip(converted[step], words[step], strict=True)
-            ]
-    return converted, undo
-
-
-def compute_scores(
-    cfg: SparseMlaConfig,
-    query: list,
-    row_scale: tuple[Float32, Float32],
-    score_scale: Float32,
-    base: Int32,
-    group: Int32,
-    half: Int32,
-    first: Int32,
-    lane: Int32,
-    out: cute.Tensor,
-) -> None:
-    """Scores of rows `first` .. + 15 of a group over half of the dims, in units of log2, 2 tiles of 4 floats."""
-    rows = base + (group * 32 + first) * cfg.layout.data_bytes
-    if cfg.scaled:
-        scales = base + cfg.scales_at + (half * COLUMNS + group * 32 + first) * 8
-        scores.scores_scaled(cfg, query, row_scale, score_scale, rows, scales, half, lane, out)
-        return
-    function = scores.scores_bf16 if cfg.layout == BF16 else scores.scores_fp8
-    for tile, sums in enumerate(function(cfg, query, rows, half, lane)):
-        for i in range(4):
-            out[tile * 4 + i] = sums[i] * row_scale[i // 2]
-
-
 @cute.jit
-def softmax(cfg: cutlass.Constexpr, base: Int32, sums: cute.Tensor, active: Uint32, warp: Int32, lane: Int32) -> None:
-    """Probabilities of this warp's 16 columns, relative to the CTA's maximum, into the scratch; l into its table.
+def exchange(
+    cfg: cutlass.Constexpr, base: Int32, sums: cute.Tensor, group: Int32, warp: Int32, lane: Int32
+) -> cute.Tensor:
+    """The two warps of a group add up their halves of the dims: each gets the whole scores of 16 columns.
 
-    On return every warp's probabilities and sums are visible to the CTA, and so is all of K.
+    Returns 8 registers: two tiles of 8 columns.
     """
-    lowest = Float32(-float("inf"))
+    at = base + cfg.scratch_at + warp * 1024 + lane * 16
     for tile in range_constexpr(2):
+        shared.st_shared_v4_f32(at + tile * 512, [sums[tile * 4 + i] for i in range(4)])
+    cute.arch.barrier(barrier_id=group + 1, number_of_threads=64)
+    at = base + cfg.scratch_at + (warp ^ 1) * 1024 + lane * 16
+    mine = cute.make_rmem_tensor(8, Float32)
+    for tile in range_constexpr(2):
+        other = shared.ld_shared_v4_f32(at + tile * 512)
         for i in range_constexpr(4):
-            bit = active >> Uint32(tile * 8 + i % 2 + (lane % 4) * 2)
-            sums[tile * 4 + i] = cutlass.select_((bit & Uint32(1)) != Uint32(0), sums[tile * 4 + i], lowest)
-    for h in range_constexpr(2):
-        best = cute.arch.fmax(
-            cute.arch.fmax(sums[2 * h], sums[2 * h + 1]), cute.arch.fmax(sums[2 * h + 4], sums[2 * h + 5])
-        )
-        best = merge.quad_reduce(best, True)
-        at = base + cfg.maxima_at + ((lane // 4 + 8 * h) * WARPS + warp) * 4
-        shared.st_shared_f32(at, best, lane % 4 == 0)
-    cute.arch.sync_threads()
-    for h in range_constexpr(2):
-        shift = merge.finite(merge.over_warps(base + cfg.maxima_at, lane // 4 + 8 * h, True))
-        total = Float32(0.0)
-        for tile in range_constexpr(2):
-            for i in range_constexpr(2):
-                value = mma.ex2(sums[tile * 4 + 2 * h + i] - shift)
-                sums[tile * 4 + 2 * h + i] = value
-                total = total + value
-        total = merge.quad_reduce(total, False)
-        at = base + cfg.sums_at + ((lane // 4 + 8 * h) * WARPS + warp) * 4
-        shared.st_shared_f32(at, total, lane % 4 == 0)
-    # F16 holds a probability to 11 bits; the other records need BF16's range for their values.
-    pack = const_expr(mma.cvt_rn_bf16x2 if cfg.scaled or cfg.layout == BF16 else mma.cvt_rn_f16x2)
-    fragment = [pack(sums[2 * i], sums[2 * i + 1]) for i in range(4)]
-    cluster.st_shared_v4(base + cfg.scratch_at + (warp * 32 + lane) * 16, fragment)
-    cute.arch.sync_threads()
-
-
-@cute.jit
-def compute_values(
-    cfg: cutlass.Constexpr, base: Int32, warp: Int32, lane: Int32, units: cute.Tensor
-) -> cutlass.Boolean:
-    """Partial outputs of this warp's 64 dims into 32 registers; returns whether a lane's dims are interleaved."""
-    scratch = base + cfg.scratch_at
-    interleaved = warp < 0
-    if const_expr(cfg.scaled):
-        if warp < 7:
-            put_units(units, values.values_scaled(cfg, base, base + cfg.scales_at, scratch, warp, lane))
-        else:
-            put_units(units, values.values_bf16(cfg, base, scratch, Int32(28), lane))
-        interleaved = warp == 7
-    elif const_expr(cfg.layout == BF16):
-        put_units(units, values.values_bf16(cfg, base, scratch, warp * 8, lane))
-        interleaved = warp >= 0
-    else:
-        put_units(units, values.values_fp8(cfg, base, scratch, warp, lane))
-    return interleaved
-
-
-def put_units(units: cute.Tensor, computed: list[list[Float32]]) -> None:
-    """Into registers that survive a branch."""
-    for i, unit in enumerate(computed):
-        for j in range(4):
-            units[i * 4 + j] = unit[j]
-
-
-@cute.jit
-def finish(
-    cfg: cutlass.Constexpr,
-    base: Int32,
-    out: Int64,
-    lse: Int64,
-    sink: Int64,
-    units: cute.Tensor,
-    interleaved: cutlass.Boolean,
-    out_scale: Float32,
-    rank: Int32,
-    head_group: Int32,
-    token: Int32,
-    heads: Int32,
-    warp: Int32,
-    lane: Int32,
-) -> None:
-    """Merges and stores this CTA's share of the output, and CTA 0 the LSE."""
-    first_head = Int64(token) * Int64(heads) + Int64(head_group * HEADS)
-    for h in range_constexpr(1 if cfg.few_heads else 2):
-        head = lane // 4 + 8 * h
-        sink_log2 = None
-        if const_expr(cfg.sink):
-            bits = cute.arch.inline_ptx(
-                "ld.global.f32 {$w0}, [{$r0}];",
-                write_only_types=[Float32],
-                read_only_args=[sink + Int64(head_group * HEADS + head) * 4],
-            )
-            sink_log2 = bits * Float32(merge.LOG2_E)
-        factors, maximum, total = merge.head_weights(cfg, base, head, sink_log2)
-        cute.arch.inline_ptx(
-            "st.global.f32 [{$r0}], {$r1};",
-            read_only_args=[lse + (first_head + Int64(head)) * 4, merge.natural_lse(maximum, total)],
-            predicate=(rank == 0) & (warp == 0) & (lane % 4 == 0),
-        )
-        factors = [factor * out_scale for factor in factors]
-        for c in range_constexpr(4):
-            unit = warp * 8 + 2 * c + h
-            owns = unit % cfg.chunks == rank
-            own = [units[(2 * c + h) * 4 + j] for j in range(4)]
-            result = merge.merged_unit(cfg, base, own, factors, rank, unit, lane)
-            merge.store_unit(out + first_head * 1024, 2 * c + h, result, owns, warp, lane, interleaved)
+            mine[tile * 4 + i] = sums[8 + tile * 4 + i] + other[i]
+    return mine
 
 
 def set_arguments() -> tuple[list[Int64], list[Int32]]:

@@ -23,6 +23,11 @@ def ld_shared_v2_f32(addr: Int32) -> tuple[Float32, Float32]:
     )
 
 
+def ld_shared_f32(addr: Int32) -> Float32:
+    """One float."""
+    return cute.arch.inline_ptx("ld.shared.f32 {$w0}, [{$r0}];", write_only_types=[Float32], read_only_args=[addr])
+
+
 def ld_shared_u8(addr: Int32) -> Uint32:
     """One byte, zero-extended."""
     return cute.arch.inline_ptx("ld.shared.u8 {$w0}, [{$r0}];", write_only_types=[Uint32], read_only_args=[addr])
@@ -31,6 +36,11 @@ def ld_shared_u8(addr: Int32) -> Uint32:
 def st_shared_f32(addr: Int32, value: Float32, predicate: Boolean | None = None) -> None:
     """One float into this CTA's shared memory."""
     cute.arch.inline_ptx("st.shared.f32 [{$r0}], {$r1};", read_only_args=[addr, value], predicate=predicate)
+
+
+def st_shared_v2(addr: Int32, words: Sequence[Uint32]) -> None:
+    """Two words; `addr` is a multiple of 8."""
+    cute.arch.inline_ptx("st.shared.v2.b32 [{$r0}], {{$r1},{$r2}};", read_only_args=[addr, *words])
 
 
 def st_shared_v4_f32(addr: Int32, values: Sequence[Float32]) -> None:
@@ -45,10 +55,8 @@ def st_shared_cluster_v2_f32(addr: Int32, values: Sequence[Float32], predicate: 
     )
 
 
-def st_shared_cluster_v4_f32(addr: Int32, values: Sequence[Float32], predicate: Boolean) -> None:
+def st_shared_cluster_v4_f32(addr: Int32, values: Sequence[Float32]) -> None:
     """Four floats into a CTA of the cluster; `addr` is a multiple of 16 from `cluster.mapa`, or of this CTA."""
     cute.arch.inline_ptx(
-        "st.shared::cluster.v4.f32 [{$r0}], {{$r1},{$r2},{$r3},{$r4}};",
-        read_only_args=[addr, *values],
-        predicate=predicate,
+        "st.shared::cluster.v4.f32 [{$r0}], {{$r1},{$r2},{$r3},{$r4}};", read_only_args=[addr, *values]
     )

@@ -92,25 +92,24 @@ def expected(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-def check(case: Case, out: torch.Tensor, lse: torch.Tensor) -> float:
-    """Holds the result to the bar; returns the error in units of the rounding error."""
+def check(case: Case, out: torch.Tensor, lse: torch.Tensor) -> None:
+    """Holds the result to the bar."""
     exact, sums = expected(case)
     assert torch.isfinite(exact).all(), "the reference itself read a record that nobody named"
-    assert not out.isnan().any(), f"NaN at {out.isnan().nonzero()[:4].tolist()}"
+    lost = out.isnan().nonzero()[:4].tolist()
+    assert not lost, f"NaN at {lost}"
     rounding = (exact.bfloat16().float() - exact).square().mean().sqrt()
     error = (out.float() - exact).square().mean().sqrt()
-    ratio = float(error / rounding) if rounding > 0 else float(error > 0) * float("inf")
-    assert ratio <= 2.0, f"RMS error {error:.3e} is {ratio:.2f} x the rounding error {rounding:.3e}"
+    assert error <= 2.0 * rounding, f"RMS error {error:.3e}, rounding error {rounding:.3e}"
     torch.testing.assert_close(lse, sums, rtol=1e-4, atol=1e-3)
-    return ratio
 
 
-def run_and_check(case: Case) -> float:
+def run_and_check(case: Case) -> None:
     tokens, heads, _ = case.q.shape
     out = torch.full((tokens, heads, HEAD_DIM), float("nan"), dtype=torch.bfloat16, device="cuda")
     lse = torch.full((tokens, heads), float("nan"), device="cuda")
     run(case, out=out, lse=lse)
-    return check(case, out, lse)
+    check(case, out, lse)
 
 
 @pytest.fixture(autouse=True)
