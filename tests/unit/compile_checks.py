@@ -8,11 +8,12 @@ parameter is: "mailbox" (a rank's mailbox), "multicast" (one address for all of 
 from __future__ import annotations
 
 import inspect
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.unit.ptx_model import Instruction, Kernel
+from tests.unit.ptx_model import Kernel
 
 # Parameter name in the library's kernels -> role.
 ROLES = {"peers": "mailbox", "multicast_ptr": "multicast", "state": "state"}
@@ -24,6 +25,7 @@ _MAILBOX_LOAD = re.compile(r"ld\.relaxed\.sys\.global(\.v[24])?\.[bus]32")
 # A release is for the fault row, whose first word says that the others are there (R10).
 _MAILBOX_STORE = re.compile(r"st\.relaxed\.sys\.global(\.v[24])?\.[bus]32|st\.release\.sys\.global\.[bus]32")
 _FENCE = re.compile(r"fence\.(acq_rel|sc)\.(gpu|sys)|membar\.(gl|sys)")
+_BARRIER = re.compile(r"(bar|barrier(\.cta)?)\.sync\b")
 _LOCAL = re.compile(r"\b(LDL|STL)(\.\S+)?\b")
 WAIT, TRIGGER = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
 
@@ -103,7 +105,8 @@ def check_wait_first(kernel: Kernel, roles: Roles, *, pdl: bool) -> None:
     if not pdl:
         assert all(one.opcode != TRIGGER for one in kernel.body), f"{TRIGGER} without programmatic launch"
         return
-    waited = kernel.flow(False, lambda one, before: before or (one.opcode == WAIT and not one.predicate), must=True)
+    waits = [one.opcode == WAIT and not one.predicate for one in kernel.body]
+    waited = kernel.flow(False, True, lambda index, before: before or waits[index], operator.and_)
     for index, one, origins in kernel.accesses(roles):
         assert waited[index] or not origins & POINTERS, f"`{one}` can run before {WAIT}"
     for index, one in enumerate(kernel.body):
@@ -111,19 +114,48 @@ def check_wait_first(kernel: Kernel, roles: Roles, *, pdl: bool) -> None:
 
 
 def check_release_before_trigger(kernel: Kernel) -> None:
-    """R1 (ii): a fence stands between any store and a trigger or the exit, and no store follows a trigger."""
+    """R1 (ii): a fence stands between any store and a trigger or the exit, and no store follows a trigger.
 
-    def dirty_after(one: Instruction, before: bool) -> bool:
-        if _FENCE.fullmatch(one.opcode) and not one.predicate:
-            return False
-        return before or one.stores
+    The fence is the thread's own, or, at the exit, that of another thread of the CTA behind a barrier that both
+    passed: a fence covers what the barrier has put before it (PTX 8.10, causality order is transitive).
+    """
+    fences = [bool(_FENCE.fullmatch(one.opcode)) and not one.predicate for one in kernel.body]
 
-    dirty = kernel.flow(False, dirty_after, must=False)
-    triggered = kernel.flow(False, lambda one, before: before or one.opcode == TRIGGER, must=False)
+    def pending_after(index: int, before: frozenset[int]) -> frozenset[int]:
+        """Stores that no fence follows yet, or the barriers behind them."""
+        one = kernel.body[index]
+        if fences[index]:
+            return frozenset()
+        if before and _BARRIER.match(one.opcode) and not one.predicate:
+            return frozenset({index})
+        return before | {index} if one.stores else before
+
+    pending = kernel.flow(frozenset(), frozenset(), pending_after, frozenset.union)
+    triggers = [one.opcode == TRIGGER for one in kernel.body]
+    triggered = kernel.flow(False, False, lambda index, before: before or triggers[index], operator.or_)
     for index, one in enumerate(kernel.body):
-        if one.opcode == TRIGGER or one.opcode in {"ret", "exit"}:
-            assert not dirty[index], f"`{one}` in {kernel.name} can follow a store with no fence between"
         assert not (one.stores and triggered[index]), f"`{one}` can follow {TRIGGER}"
+        if not triggers[index] and one.opcode not in {"ret", "exit"}:
+            continue
+        for earlier in sorted(pending[index]):
+            covered = _BARRIER.match(kernel.body[earlier].opcode) and _fence_follows(kernel, earlier, fences)
+            if triggers[index] or not covered:
+                raise AssertionError(f"`{one}` can follow `{kernel.body[earlier]}` with no fence between")
+
+
+def _fence_follows(kernel: Kernel, barrier: int, fences: Sequence[bool]) -> bool:
+    """Whether some path from the barrier comes to a fence before any trigger or further barrier."""
+    seen: set[int] = set()
+    todo = kernel.successors(barrier)
+    while todo:
+        index = todo.pop()
+        one = kernel.body[index]
+        if fences[index]:
+            return True
+        if index not in seen and one.opcode != TRIGGER and not _BARRIER.match(one.opcode):
+            seen.add(index)
+            todo.extend(kernel.successors(index))
+    return False
 
 
 def check_no_trap(kernel: Kernel) -> None:

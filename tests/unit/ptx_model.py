@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 _REGISTER = re.compile(r"%[A-Za-z_]\w*(?:\.\w+)?|\b[a-z]\w*\b")
 _STATEMENT = re.compile(
@@ -31,6 +32,7 @@ _WRITES_NOTHING = (
     "griddepcontrol",
     "brx",
 )
+Fact = TypeVar("Fact")
 MEMORY = ("ld.", "ldu.", "st.", "atom.", "red.", "multimem.", "cp.", "prefetch", "discard", "applypriority")
 
 
@@ -154,22 +156,25 @@ class Kernel:
                 if kept:
                     yield one, kept
 
-    def flow(self, entry: bool, step: Callable[[Instruction, bool], bool], *, must: bool) -> list[bool]:
-        """The fact before each instruction: on all paths to it (`must`) or on some path.
+    def flow(
+        self, entry: Fact, unreached: Fact, step: Callable[[int, Fact], Fact], join: Callable[[Fact, Fact], Fact]
+    ) -> list[Fact]:
+        """The fact before each instruction, joined over all paths to it.
 
         Args:
             entry: the fact at the entry.
-            step: (instruction, fact before) -> fact after.
-            must: join paths with "and" instead of "or". Code that cannot be reached counts as must-true.
+            unreached: the neutral element of `join`, for code that cannot be reached.
+            step: (index of an instruction, fact before it) -> fact after it.
+            join: the fact where two paths meet: "and" for what must be so, "or" or a union for what may be.
         """
-        before = [must] * len(self.body)
+        before = [unreached] * len(self.body)
         before[0] = entry
         todo = list(range(len(self.body)))
         while todo:
             index = todo.pop()
-            after = step(self.body[index], before[index])
+            after = step(index, before[index])
             for successor in self.successors(index):
-                joined = (before[successor] and after) if must else (before[successor] or after)
+                joined = join(before[successor], after)
                 if joined != before[successor]:
                     before[successor] = joined
                     todo.append(successor)

@@ -153,19 +153,15 @@ VIOLATIONS = {
     ),
     "no fence before the trigger": (
         swap("[%rd4], %r3;\n    fence.acq_rel.sys;", "[%rd4], %r3;"),
-        "can follow a store with no fence",
-    ),
-    "no fence before the other threads' exit": (
-        swap("    fence.acq_rel.sys;\n    bar.sync 0;", "    bar.sync 0;"),
-        "can follow a store with no fence",
+        "no fence between",
     ),
     "fence of the CTA alone": (
         swap("[%rd4], %r3;\n    fence.acq_rel.sys;", "[%rd4], %r3;\n    fence.acq_rel.cta;"),
-        "can follow a store with no fence",
+        "no fence between",
     ),
     "predicated fence": (
         swap("[%rd4], %r3;\n    fence.acq_rel.sys;", "[%rd4], %r3;\n    @%p2 fence.acq_rel.sys;"),
-        "can follow a store with no fence",
+        "no fence between",
     ),
     "store after the trigger": (
         swap("launch_dependents;\n", "launch_dependents;\n    st.global.b32 [%rd5], %r1;\n    fence.acq_rel.sys;\n"),
@@ -181,6 +177,33 @@ def test_each_violation_is_found(name):
     with pytest.raises(AssertionError) as caught:
         check_all(edit(GOOD))
     assert says in str(caught.value)
+
+
+def one_fence_for_the_cta(ptx: str) -> str:
+    """The good kernel with its other way to release: a barrier, and then one thread's fence for all."""
+    return swap("    fence.acq_rel.sys;\n    bar.sync 0;", "    bar.sync 0;")(ptx)
+
+
+def test_one_thread_may_fence_for_its_cta_behind_a_barrier():
+    check_all(one_fence_for_the_cta(GOOD))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("    fence.acq_rel.sys;\n", ""),
+        ("    bar.sync 0;\n", ""),
+        ("    bar.sync 0;\n", "    bar.warp.sync 0xffffffff;\n"),
+        ("    bar.sync 0;\n", "    @%p2 bar.sync 0;\n"),
+        ("    bar.sync 0;\n", "    bar.sync 0;\n    st.global.b32 [%rd5], %r1;\n"),
+        ("    fence.acq_rel.sys;\n", "    bar.sync 0;\n"),
+    ],
+    ids=["no fence", "no barrier", "a warp's barrier", "a barrier for some", "a store behind it", "barriers alone"],
+)
+def test_what_one_threads_fence_does_not_cover_is_found(old, new):
+    ptx = swap(old, new)(one_fence_for_the_cta(GOOD))
+    with pytest.raises(AssertionError, match="no fence between"):
+        check_all(ptx)
 
 
 def test_a_store_in_a_loop_reaches_a_trigger_at_its_head():
