@@ -116,7 +116,7 @@ def _runner(options: Options, config: RunConfig, console: Console) -> Runner:
 
     if config.world == "virtual":
         return replay_gpu.VirtualRunner(device, on_hang)
-    return replay_gpu.PeerRunner(device, on_hang, options.timeout_s)
+    return replay_gpu.PeerRunner(device, on_hang)
 
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ class Driver:
                 bad_words = self._read_ledgers()
                 progress.show(sum(rank.reading().replay for rank in self._ranks) // len(self._ranks), bad_words)
                 over = config.duration_s is not None and time.monotonic() - started > config.duration_s
+                self._watchdog.beat()
                 if self._look(over or (config.stop_on_bad and bad_words > 0)):
                     break
         self._throttle(0)

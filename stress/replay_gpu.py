@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,12 +16,10 @@ from nvcomm import group as groups
 from nvcomm.env import multicast_disabled_by
 from nvcomm.errors import GroupError, PeerTimeoutError, UnsupportedError, UsageError
 from nvcomm.options import Options
-from stress.audit import compare_audits
-from stress.decode import BadWord, Origin, decode
 from stress.drive import Driver
+from stress.gpu_facts import Facts, collect_facts, find_positions, find_waits, merge_facts
 from stress.gpu_rank import GpuRank
-from stress.hang import Hang, Position, Wait
-from stress.ledger import LedgerReading
+from stress.hang import Hang
 from stress.plan import MAX_BYTES, SMALL_BYTES, Plan, PlanConfig, shape_for
 from stress.run import Outcome, Progress, RunConfig
 from stress.watchdog import GRACE_S, Watchdog
@@ -30,6 +28,8 @@ REPLAYS_PER_GRAPH = 8
 NUM_SMALL, NUM_BIG = 96, 8
 # A control needs changing sizes and no more: few graphs, quickly captured.
 CONTROL_SMALL = 24
+# Processes begin and end a run within so many seconds of each other: one may have waited out its timeout meanwhile.
+MEET_S = 60.0
 
 OnHang = Callable[[RunConfig, Hang], None]
 
@@ -72,38 +72,38 @@ class PeerRunner:
     Args:
         device: this rank's GPU.
         on_hang: writes the report when the watchdog has to end the process.
-        timeout_s: bound of the rendezvous.
     """
 
-    def __init__(self, device: torch.device, on_hang: OnHang, timeout_s: float) -> None:
+    def __init__(self, device: torch.device, on_hang: OnHang) -> None:
         self._device = device
         self._on_hang = on_hang
-        self._timeout_s = timeout_s
-        self.group = groups.from_environment()
+        self._group = groups.from_environment()
+        self._runs = 0
 
     @property
     def reports(self) -> bool:
         """Rank 0 prints."""
-        return self.group.rank == 0
+        return self._group.rank == 0
 
     def run(self, config: RunConfig, progress: Progress) -> Outcome:
         """See `Runner.run`."""
-        group = self.group
-        if group.world_size != config.ranks:
-            raise UsageError(f"--ranks {config.ranks} and {group.world_size} processes: leave --ranks out, or agree.")
-
+        if self._group.world_size != config.ranks:
+            raise UsageError(
+                f"--ranks is {config.ranks} and there are {self._group.world_size} processes: leave --ranks out."
+            )
+        self._runs += 1
+        others = Others(self._group, f"run{self._runs}", config.timeout_s)
         if config.transport == "peer":
             # The one switch there is; read when the memory is built, by this process alone.
             os.environ["NVCOMM_DISABLE_MULTICAST"] = "1"
         options = _world_options(config)
-        with nvcomm.Communicator(group, self._device, max_bytes=MAX_BYTES, **options) as comm:
+        with nvcomm.Communicator(others.group, self._device, max_bytes=MAX_BYTES, **options) as comm:
             multicast = comm.engine.multicast  # type: ignore[attr-defined]
             if config.transport == "multicast" and not multicast:
                 raise UnsupportedError(
                     f"these ranks share no multicast memory ({multicast_disabled_by() or 'no NVSwitch between them'}): "
                     "use --transport peer; `nvcomm doctor` says more."
                 )
-            others = Others(group, config.timeout_s + GRACE_S)
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             outcome = replay([comm], [stream], config, progress, self._on_hang, others)
             return dataclasses.replace(outcome, transport="multicast" if multicast else "peer")
@@ -119,25 +119,41 @@ class Alone:
         """Whether to stop."""
         return stop
 
-    def gather(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    def gather(self, facts: Facts) -> list[Facts]:
         """Every process's facts."""
         return [facts]
 
 
 class Others:
-    """The other processes of a peer world; every process calls the same, in the same order."""
+    """The other processes of a peer world; every process calls the same, in the same order.
 
-    def __init__(self, group: groups.Group, timeout_s: float) -> None:
-        self._group = group
-        self._timeout_s = timeout_s
+    Args:
+        group: all processes. It is not used beyond the start: ranks that leave a run at different places would be at
+            different exchanges of it for ever. Each run has a group of its own, and another for its end.
+        name: of the run.
+        timeout_s: the run's.
+    """
+
+    def __init__(self, group: groups.StoreGroup, name: str, timeout_s: float) -> None:
+        def child(part: str) -> groups.StoreGroup:
+            store = group.child_store(f"stress/{name}/{part}")
+            return groups.StoreGroup(store, group.rank, group.world_size, "group")
+
+        self.group = child("run")
+        self._end = child("end")
+        self._agree_s = timeout_s + GRACE_S / 2
+        self.group.barrier("stress/begin", MEET_S)
 
     def agree(self, stop: bool) -> bool:
         """Whether any process wants to stop."""
-        return any(self._group.exchange("stress/stop", stop, self._timeout_s))
+        return any(self.group.exchange("stress/stop", stop, self._agree_s))
 
-    def gather(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
-        """Every process's facts, by rank."""
-        return self._group.exchange("stress/facts", facts, self._timeout_s)  # type: ignore[return-value]
+    def gather(self, facts: Facts) -> list[Facts]:
+        """The facts of every process; of this one alone, and a reason, where another is gone."""
+        try:
+            return self._end.exchange("stress/facts", facts, MEET_S)  # type: ignore[return-value]
+        except GroupError as error:
+            return [facts | {"reason": facts["reason"] or str(error)}]
 
 
 def replay(
@@ -153,110 +169,30 @@ def replay(
     ranks: list[GpuRank] = []
 
     def explain(reason: str) -> Hang:
-        return Hang(reason, tuple(_waits(comms)), tuple(_positions(ranks)))
+        return Hang(reason, tuple(find_waits(comms)), tuple(find_positions(ranks)))
 
     def look(stop: bool) -> bool:
         for comm in comms:
             comm.check()
         return others.agree(stop)
 
-    limit_s = config.timeout_s + GRACE_S
-    with contextlib.ExitStack() as cleanup, Watchdog(limit_s, explain, lambda hang: on_hang(config, hang)) as watchdog:
-        try:
+    launched, seconds, reason = None, 0.0, None
+    with contextlib.ExitStack() as cleanup:
+        limit_s = config.timeout_s + GRACE_S
+        with Watchdog(limit_s, explain, lambda hang: on_hang(config, hang)) as watchdog:
             for comm, stream in zip(comms, streams, strict=True):
                 ranks.append(GpuRank(comm, plan, comm.device, stream))
                 cleanup.callback(ranks[-1].close)
                 ranks[-1].load()
                 watchdog.beat()
             progress.stage = "replays"
-            launches, seconds = Driver(ranks, plan, watchdog, look).run(config, progress)
-            _settle(ranks)
-            for comm in comms:
-                comm.check()
-            facts = others.gather(_facts(comms, ranks, plan))
-        except (PeerTimeoutError, GroupError) as error:  # GroupError: another process of the world left
-            _settle(ranks)
-            return _outcome_of_hang(explain(str(error)), ranks, plan)
-    return _outcome(facts, config, launches * REPLAYS_PER_GRAPH, seconds)
-
-
-def _facts(comms: Sequence[Any], ranks: Sequence[GpuRank], plan: Plan) -> dict[str, Any]:
-    """What this process saw, as JSON."""
-    readings = [rank.reading() for rank in ranks]
-    firsts = [first for rank in ranks if (first := _first_bad(plan, rank.comm.rank, rank.reading()))]
-    return {
-        "replays": [reading.replay for reading in readings],
-        "gathers": [reading.gathers for reading in readings],
-        "bad_words": sum(reading.bad_words for reading in readings),
-        "firsts": [first.as_json() for first in firsts],
-        "audits": [dataclasses.asdict(comm.audit()) for comm in comms],
-        "stats": [dataclasses.asdict(comm.stats()) for comm in comms],
-    }
-
-
-def _outcome(facts: list[dict[str, Any]], config: RunConfig, replays: int, seconds: float) -> Outcome:
-    """Puts the processes' facts together: what every rank has done, and the earliest wrong word."""
-    firsts = [BadWord.from_json(first) for fact in facts for first in fact["firsts"]]
-    first = min(firsts, key=BadWord.order, default=None)
-    done = min(count for fact in facts for count in fact["replays"])
-    gathers = min(count for fact in facts for count in fact["gathers"])
-    audit = list(compare_audits([audit for fact in facts for audit in fact["audits"]]))
-    if done != replays:
-        audit.append(f"launched {replays} replays, but a rank's ledger counts {done}")
-    return Outcome(
-        replays=done,
-        gathers=gathers,
-        bad_words=sum(fact["bad_words"] for fact in facts),
-        first_bad=first,
-        seconds=seconds,
-        audit=tuple(audit),
-        stats=tuple(stats for fact in facts for stats in fact["stats"]),
-    )
-
-
-def _settle(ranks: Sequence[GpuRank]) -> None:
-    """Waits for what was launched, and reads the ledgers."""
-    torch.cuda.synchronize()
-    for rank in ranks:
-        rank.snapshot()
-    torch.cuda.synchronize()
-
-
-def _outcome_of_hang(hang: Hang, ranks: Sequence[GpuRank], plan: Plan) -> Outcome:
-    """What this process alone knows: the others may be gone."""
-    readings = [rank.reading() for rank in ranks]
-    firsts = [first for rank in ranks if (first := _first_bad(plan, rank.comm.rank, rank.reading()))]
-    return Outcome(
-        replays=min((reading.replay for reading in readings), default=0),
-        gathers=min((reading.gathers for reading in readings), default=0),
-        bad_words=sum(reading.bad_words for reading in readings),
-        first_bad=min(firsts, key=BadWord.order, default=None),
-        seconds=0.0,
-        hang=hang,
-    )
-
-
-def _first_bad(plan: Plan, rank: int, reading: LedgerReading) -> BadWord | None:
-    seen = reading.first
-    if seen is None:
-        return None
-    expected = Origin(seen.src_rank, seen.gather, seen.replay, seen.index)
-    return decode(plan.oracle, rank, expected, seen.seen, plan.row_words)
-
-
-def _waits(comms: Sequence[Any]) -> Iterator[Wait]:
-    for comm in comms:
-        try:
-            comm.check()
-        except PeerTimeoutError as error:
-            yield Wait.of(error)
-
-
-def _positions(ranks: Sequence[GpuRank]) -> Iterator[Position]:
-    """Where the ranks were when their ledgers were last read, in whole graphs."""
-    for rank in ranks:
-        reading = rank.reading()
-        yield Position(rank.comm.rank, reading.replay, 0, "as of the last look")
+            try:
+                launches, seconds = Driver(ranks, plan, watchdog, look).run(config, progress)
+                launched = launches * REPLAYS_PER_GRAPH
+            except (PeerTimeoutError, GroupError) as error:  # GroupError: another process left
+                reason = str(error)
+            facts = collect_facts(comms, ranks, plan, reason)
+        return merge_facts(others.gather(facts), launched, seconds)
 
 
 def _world_options(config: RunConfig) -> dict[str, Any]:

@@ -116,6 +116,42 @@ def test_a_graph_counts_its_replays_and_checks_every_gather(rank, spaced, late_r
     assert reading.first.src_rank != RANK
 
 
+class Skipper:
+    """A rank that leaves one gather of each graph out."""
+
+    def __init__(self, comm):
+        self.comm = comm
+        self.calls = 0
+
+    def __getattr__(self, name):
+        return getattr(self.comm, name)
+
+    def all_gather(self, x, out=None):
+        self.calls += 1
+        return out if self.calls == 5 else self.comm.all_gather(x, out=out)
+
+
+def test_a_rank_that_leaves_a_call_out_is_named():
+    import nvcomm
+    from stress import replay_gpu
+    from stress.run import Progress, RunConfig
+
+    config = RunConfig("virtual", "auto", "mailbox", "all_gather", RANKS, 3, 80, None, 1.0)
+    with nvcomm.virtual_world(RANKS, max_bytes=4 << 20, timeout_s=1.0) as world:
+        comms = [Skipper(comm) if comm.rank == RANK else comm for comm in world]
+        streams = [world.stream(rank) for rank in range(RANKS)]
+        hangs = []
+        outcome = replay_gpu.replay(
+            comms, streams, config, Progress(), lambda _, hang: hangs.append(hang), replay_gpu.Alone()
+        )
+    assert hangs == []
+    assert outcome.hang is not None
+    assert RANK in outcome.hang.root_ranks
+    assert {wait.src_rank for wait in outcome.hang.waits if wait.rank != RANK} == {RANK}
+    assert all(1.0 <= wait.waited_s < 2.5 for wait in outcome.hang.waits)
+    assert report.Report(config, outcome, None, {}).exit_code == report.EXIT_HANG
+
+
 def stress(*arguments: str) -> tuple[int, dict, str]:
     done = subprocess.run(
         [sys.executable, "-m", "stress", *arguments, "--json", "-"],

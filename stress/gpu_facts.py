@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one process of a GPU world saw, as JSON, and the outcome that follows from what all processes saw.
+
+Every process of a peer world computes the outcome from the same facts, so all come to the same verdict.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from nvcomm.errors import PeerTimeoutError
+from stress.audit import compare_audits
+from stress.decode import BadWord, Origin, decode
+from stress.gpu_rank import GpuRank
+from stress.hang import Hang, Position, Wait
+from stress.ledger import LedgerReading
+from stress.plan import Plan
+from stress.run import Outcome
+
+Facts = dict[str, Any]
+
+
+def collect_facts(comms: Sequence[Any], ranks: Sequence[GpuRank], plan: Plan, hang_reason: str | None) -> Facts:
+    """Waits for what was launched, and reads ledgers, faults and, where all went well, mailboxes."""
+    torch.cuda.synchronize()
+    for rank in ranks:
+        rank.snapshot()
+    torch.cuda.synchronize()
+    readings = [rank.reading() for rank in ranks]
+    firsts = [first for rank in ranks if (first := _first_bad(plan, rank.comm.rank, rank.reading()))]
+    waits = find_waits(comms)
+    hung = hang_reason is not None or bool(waits)
+    return {
+        "replays": [reading.replay for reading in readings],
+        "gathers": [reading.gathers for reading in readings],
+        "bad_words": sum(reading.bad_words for reading in readings),
+        "firsts": [first.as_json() for first in firsts],
+        "reason": hang_reason or (str(waits[0]) if waits else None),
+        "waits": [dataclasses.asdict(wait) for wait in waits],
+        "positions": [dataclasses.asdict(position) for position in find_positions(ranks)] if hung else [],
+        "audits": [] if hung else [dataclasses.asdict(comm.audit()) for comm in comms],
+        "stats": [dataclasses.asdict(comm.stats()) for comm in comms],
+    }
+
+
+def merge_facts(facts: Sequence[Facts], launched_replays: int | None, seconds: float) -> Outcome:
+    """Puts the processes' facts together.
+
+    Args:
+        facts: of every process that answered.
+        launched_replays: how many there should be, or None where the run did not get that far.
+        seconds: of replays.
+    """
+    replays = min((count for fact in facts for count in fact["replays"]), default=0)
+    reasons = [fact["reason"] for fact in facts if fact["reason"]]
+    hang = None
+    if reasons:
+        waits = tuple(Wait(**wait) for fact in facts for wait in fact["waits"])
+        positions = tuple(Position(**position) for fact in facts for position in fact["positions"])
+        hang = Hang(reasons[0], waits, positions)
+    audit = [] if hang else list(compare_audits([audit for fact in facts for audit in fact["audits"]]))
+    if launched_replays is not None and replays != launched_replays and not hang:
+        audit.append(f"launched {launched_replays} replays, but a rank's ledger counts {replays}")
+    return Outcome(
+        replays=replays,
+        gathers=min((count for fact in facts for count in fact["gathers"]), default=0),
+        bad_words=sum(fact["bad_words"] for fact in facts),
+        first_bad=min(
+            (BadWord.from_json(first) for fact in facts for first in fact["firsts"]), key=BadWord.order, default=None
+        ),
+        seconds=seconds,
+        audit=tuple(audit),
+        stats=tuple(stats for fact in facts for stats in fact["stats"]),
+        hang=hang,
+    )
+
+
+def find_waits(comms: Sequence[Any]) -> list[Wait]:
+    """What ranks recorded when they gave up."""
+    waits = []
+    for comm in comms:
+        try:
+            comm.check()
+        except PeerTimeoutError as error:
+            waits.append(Wait.of(error))
+    return waits
+
+
+def find_positions(ranks: Sequence[GpuRank]) -> list[Position]:
+    """Where the ranks were when their ledgers were last read, in whole graphs."""
+    return [Position(rank.comm.rank, rank.reading().replay, 0, "as of the last look") for rank in ranks]
+
+
+def _first_bad(plan: Plan, rank: int, reading: LedgerReading) -> BadWord | None:
+    seen = reading.first
+    if seen is None:
+        return None
+    expected = Origin(seen.src_rank, seen.gather, seen.replay, seen.index)
+    return decode(plan.oracle, rank, expected, seen.seen, plan.row_words)

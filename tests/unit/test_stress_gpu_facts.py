@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the processes of a peer world saw, put together: the same outcome on every rank."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("cutlass")
+
+from stress.decode import BadWord, Origin  # noqa: E402
+from stress.gpu_facts import merge_facts  # noqa: E402
+from stress.hang import Position, Wait  # noqa: E402
+
+
+def facts(**changes) -> dict:
+    clean = {"slot": 0, "generation": 24, "dirty_words": 0}
+    usual = {
+        **{"replays": [8], "gathers": [24], "bad_words": 0, "firsts": [], "reason": None},
+        **{"waits": [], "positions": [], "audits": [clean], "stats": [{"calls": 24}]},
+    }
+    return usual | changes
+
+
+def test_all_went_well():
+    outcome = merge_facts([facts(), facts()], 8, 1.5)
+    assert (outcome.replays, outcome.gathers, outcome.bad_words, outcome.seconds) == (8, 24, 0, 1.5)
+    assert (outcome.audit, outcome.hang, outcome.first_bad) == ((), None, None)
+    assert outcome.stats == ({"calls": 24}, {"calls": 24})
+
+
+def test_the_earliest_stale_word_is_shown():
+    def bad(rank: int, replay: int, kind: str) -> dict:
+        return BadWord(rank, Origin(0, 0, replay, 0), 1, 2, kind, None).as_json()
+
+    outcome = merge_facts(
+        [facts(bad_words=2, firsts=[bad(0, 3, "early")]), facts(bad_words=5, firsts=[bad(1, 6, "stale")])], 8, 1.0
+    )
+    assert outcome.bad_words == 7
+    assert outcome.first_bad.dst_rank == 1
+
+
+def test_a_rank_that_counts_fewer_replays_fails_the_audit():
+    outcome = merge_facts([facts(), facts(replays=[7])], 8, 1.0)
+    assert outcome.audit == ("launched 8 replays, but a rank's ledger counts 7",)
+    unequal = facts(audits=[{"slot": 1, "generation": 25, "dirty_words": 0}])
+    assert len(merge_facts([facts(), unequal], 8, 1.0).audit) == 2
+
+
+def test_a_hang_keeps_every_rank_that_waited():
+    wait = dataclasses.asdict(Wait(0, 1, 7, 1, 0, 1.0, 1))
+    position = dataclasses.asdict(Position(1, 3, 0))
+    outcome = merge_facts([facts(reason="stuck", waits=[wait]), facts(reason="late", positions=[position])], None, 0.0)
+    assert outcome.hang.reason == "stuck"
+    assert outcome.hang.root_ranks == (1,)
+    assert outcome.hang.positions == (Position(1, 3, 0),)
+    assert outcome.audit == ()
