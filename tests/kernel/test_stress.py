@@ -23,6 +23,7 @@ pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]
 RANKS, RANK = 4, 2
 SIZES = (4, 4099, 260)
+GATHERS_PER_GRAPH = 24
 
 
 class Copier:
@@ -128,7 +129,7 @@ class Skipper:
 
     def all_gather(self, x, out=None):
         self.calls += 1
-        return out if self.calls == 5 else self.comm.all_gather(x, out=out)
+        return out if self.calls % GATHERS_PER_GRAPH == 5 else self.comm.all_gather(x, out=out)
 
 
 def test_a_rank_that_leaves_a_call_out_is_named():
