@@ -62,7 +62,15 @@ class FakeDriver:
         return {"a": KERNEL, "b": MEMSET, "c": KERNEL}[node]
 
     def cuGraphKernelNodeGetParams(self, node):
-        return types.SimpleNamespace(func=5 if node == "a" else 0, kern=f"kernel {node}")
+        return types.SimpleNamespace(
+            func=5 if node == "a" else 0,
+            kern=f"kernel {node}",
+            **{"blockDimX": 64, "blockDimY": 2, "blockDimZ": 1, "sharedMemBytes": 1024},
+        )
+
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function, threads, smem_bytes):
+        assert (threads, smem_bytes) == (128, 1024)
+        return 4 if function == 5 else 3
 
     def cuKernelGetFunction(self, kernel):
         return f"function of {kernel}"
@@ -125,6 +133,15 @@ def test_a_launch_that_fails_is_the_error_that_is_seen(fake, also_failing):
         preload.load_functions_of(launch)
     assert not fake.live
     assert not fake.capturing
+
+
+def test_residency_is_that_of_the_kernel_with_the_fewest(fake):
+    assert preload.resident_ctas_of(lambda stream: None) == 3
+    assert not fake.live
+    fake.failing = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+    with pytest.raises(CudaError, match="cuOccupancy"):
+        preload.resident_ctas_of(lambda stream: None)
+    assert not fake.live
 
 
 def test_without_a_context_the_error_says_what_to_call(fake):
