@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,12 +16,14 @@ from nvcomm.arguments import check_input, check_output, part_shape
 from nvcomm.env import settings
 from nvcomm.errors import UsageError
 from nvcomm.group import as_group
-from nvcomm.options import DEFAULT_MAX_BYTES, Options, Pdl, Protocol
+from nvcomm.options import DEFAULT_MAX_BYTES, Options, Pdl, Protocol, Transport
 from nvcomm.stats import Audit, Stats
 from nvcomm.worlds import Engine, build_rank
 
 if TYPE_CHECKING:
     from nvcomm.collectives.all_reduce import ReduceOp, ReduceProtocol
+    from nvcomm.collectives.all_reduce_mhc import AllReduceMhc
+    from nvcomm.collectives.all_reduce_mhc_config import MhcPart
 
 
 class Communicator:
@@ -51,6 +55,8 @@ class Communicator:
         device_share: float = 0.5,
         generation: int = 0,
         protocol: Protocol = "mailbox",
+        transport: Transport = "auto",
+        seed: int = 0,
     ) -> None:
         """Builds this rank's mailbox, finds the others', and loads every kernel. Collective, and blocking.
 
@@ -63,7 +69,9 @@ class Communicator:
             pdl: how GPU kernels follow each other.
             device_share: fraction of the GPU that this communicator may hold.
             generation: where the count of collectives starts.
-            protocol: "late-copy" is known to be wrong.
+            protocol: others than "mailbox" are wrong on purpose.
+            transport: how a publish reaches the others.
+            seed: of the delayed transport.
 
         Raises:
             UsageError: bad arguments, or called while a CUDA graph is captured.
@@ -72,7 +80,7 @@ class Communicator:
             UnsupportedError: this machine cannot do it.
         """
         timeout_s = settings().timeout_s if timeout_s is None else timeout_s
-        options = Options(max_bytes, timeout_s, pdl, device_share, generation, protocol)
+        options = Options(max_bytes, timeout_s, pdl, device_share, generation, protocol, transport, seed)
         target = resolve_device(device)
         self._attach(build_rank(as_group(group), target, options), target, max_bytes)
 
@@ -90,6 +98,8 @@ class Communicator:
         self._engine: Engine | None = engine
         self._pid = os.getpid()
         self.stream: torch.cuda.Stream | None = None
+        self._pending: str | None = None
+        self._boundaries: dict[tuple[int, int], AllReduceMhc] = {}
         self.rank = engine.rank
         self.world_size = engine.world_size
         self.device = device
@@ -133,7 +143,7 @@ class Communicator:
             out = torch.empty(shape, dtype=x.dtype, device=x.device)
         else:
             check_output(out, x, shape, "all_gather")
-        self.check()
+        self.begin("all_gather")
         if x.nbytes:
             engine.all_gather(x.detach(), out.detach())
         return out
@@ -171,7 +181,7 @@ class Communicator:
         else:
             check_output(out, x, tuple(x.shape), "all_reduce")
         self._make_ready("all_reduce", x.dtype)
-        self.check()
+        self.begin("all_reduce")
         if x.nbytes:
             engine.all_reduce(x.detach(), out.detach(), protocol)
         return out
@@ -199,7 +209,7 @@ class Communicator:
         else:
             check_output(out, x, shape, "reduce_scatter")
         self._make_ready("reduce_scatter", x.dtype)
-        self.check()
+        self.begin("reduce_scatter")
         if x.nbytes:
             engine.reduce_scatter(x.detach(), out.detach())
         return out
@@ -212,6 +222,80 @@ class Communicator:
         """
         self.engine.prepare(op, dtype)
 
+    def mhc(
+        self, hidden: int, *, num_streams: int = 4, top_k: int = 0, parts: Sequence[MhcPart] | None = None
+    ) -> AllReduceMhc:
+        """Builds the fused sublayer boundary for one shape: all-reduce, mHC post-mix, collapse, RMSNorm.
+
+        Compiles and loads its kernels, and waits for the device: build it on every rank of a virtual world before any
+        of them calls it, and before a capture (docs/mailbox.md R9).
+
+        Args:
+            hidden: values of a row, a multiple of 64.
+            num_streams: residual streams.
+            top_k: experts of a row, for `AllReduceMhc.finalize`; 0: none.
+            parts: what will be called: "fused", "finalize", or "publish" and "collect"; default: "fused", and
+                "finalize" with `top_k`.
+
+        Raises:
+            UsageError: no kernel takes this shape, or called while a CUDA graph is captured.
+        """
+        from nvcomm.collectives.all_reduce_mhc import AllReduceMhc
+        from nvcomm.collectives.all_reduce_mhc_config import MhcShape
+
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise UsageError("mhc: kernels cannot be loaded while a CUDA graph is captured: build it before.")
+        shape = MhcShape(hidden, num_streams, top_k)
+        usual: tuple[MhcPart, ...] = ("fused", "finalize") if top_k else ("fused",)
+        return AllReduceMhc(self, shape, self.engine.mhc(shape, usual if parts is None else tuple(parts)))
+
+    def all_reduce_mhc(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        post: torch.Tensor,
+        comb: torch.Tensor,
+        pre: torch.Tensor | None,
+        norm_weight: torch.Tensor | None,
+        eps: float,
+        *,
+        protocol: ReduceProtocol = "auto",
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One sublayer boundary of new tensors, `mhc` being called for a shape not seen before.
+
+        See `AllReduceMhc.__call__`, which also takes outputs, for arguments, results, errors and ordering.
+        """
+        if residual.dim() != 3:
+            raise UsageError(f"all_reduce_mhc: residual is {tuple(residual.shape)}; wanted (rows, streams, hidden).")
+        key = (residual.shape[2], residual.shape[1])
+        if key not in self._boundaries:
+            if self.stream is not None:
+                raise UsageError(
+                    "all_reduce_mhc: its kernels cannot be loaded in a virtual world, where another rank of this "
+                    "process may already wait for this one: build mhc() on every rank first, and call that."
+                )
+            self._boundaries[key] = self.mhc(key[0], num_streams=key[1])
+        return self._boundaries[key](x, residual, post, comb, pre, norm_weight, eps, protocol=protocol)
+
+    def begin(self, op: str, *, pending: str | None = None, completes: bool = False) -> None:
+        """What every collective does before it is launched: raises what was recorded, and pairs halves of operations.
+
+        Args:
+            op: its name.
+            pending: the operation that has to come next, if `op` is a first half.
+            completes: whether `op` is a second half.
+
+        Raises:
+            UsageError: a first half waits for its second.
+            PeerTimeoutError, CollectiveMismatchError: an earlier call failed.
+        """
+        if self._pending is not None and not completes:
+            raise UsageError(
+                f"{op}: a contribution was published and not yet collected: {self._pending} has to be next."
+            )
+        self.check()
+        self._pending = pending
+
     def _make_ready(self, op: ReduceOp, dtype: torch.dtype) -> None:
         engine = self.engine
         if engine.ready(op, dtype):
@@ -222,6 +306,14 @@ class Communicator:
                 "the communicator (in a virtual world: of the world) before the capture and before any rank's call."
             )
         engine.prepare(op, dtype)
+
+    def serving(self) -> AbstractContextManager[None]:
+        """With the delayed transport on a GPU: delivers what the calls inside the block publish, captured or not.
+
+        A copy may land after its collective has ended, but not after the block. Calls outside a block have one each.
+        On other transports it does nothing.
+        """
+        return self.engine.serving()
 
     def check(self) -> None:
         """Raises what this rank recorded, for instance PeerTimeoutError. Costs a memory read where all is well."""
@@ -244,6 +336,7 @@ class Communicator:
             GroupError: a rank did not take part in time; the communicator stays broken: build a new one.
         """
         self.engine.reset()
+        self._pending = None
 
     def close(self) -> None:
         """Gives everything back. Local; call it on every rank once no call is under way."""

@@ -15,6 +15,7 @@ from cutlass import Boolean, Int32, Int64, Uint32, range_constexpr
 
 from nvcomm import mailbox
 from nvcomm.mailbox import CHUNK_WORDS, EMPTY, ESCAPE, MailboxLayout
+from nvcomm.outbox import post
 from nvcomm.ptx import memory as ptx
 
 WARP = 32
@@ -41,6 +42,7 @@ class Mailbox:
         state: this rank's state block.
         fault_record: pinned host memory for what a timeout saw.
         timeout_ns: bound of every wait, in nanoseconds.
+        outbox: with the delayed transport, where publishes go instead; else None.
         slot: this call's slot.
         generation: this call's generation.
     """
@@ -55,6 +57,7 @@ class Mailbox:
     timeout_ns: Int64
     slot: Uint32
     generation: Uint32
+    outbox: Int64 | None = None
 
     @property
     def own(self) -> Int64:
@@ -70,13 +73,21 @@ class Mailbox:
         return Int64(self.layout.record_offset(Int64(self.slot), Int64(src_rank), Int64(record)))
 
 
+def outbox_of(state: Int64) -> Int64:
+    """Where a rank's state block says that its outbox is."""
+    return Int64(ptx.ld_relaxed_gpu_u64(state + mailbox.STATE_OUTBOX * 4))
+
+
 def publish_words(box: Mailbox, offset: Int64, words: tuple[Uint32, Uint32, Uint32, Uint32]) -> None:
     """Stores 16 bytes into every rank's mailbox, this rank's own included."""
     if box.multicast:
         ptx.multimem_st_relaxed_sys_v4(box.multicast_ptr + offset, words)
     else:
         for peer in box.peers:
-            ptx.st_relaxed_sys_v4(peer + offset, words)
+            if box.outbox is None:
+                ptx.st_relaxed_sys_v4(peer + offset, words)
+            else:
+                post(box.outbox, peer + offset, words)
 
 
 def publish_word(box: Mailbox, offset: Int64, word: Uint32) -> None:
@@ -85,7 +96,10 @@ def publish_word(box: Mailbox, offset: Int64, word: Uint32) -> None:
         ptx.multimem_st_relaxed_sys(box.multicast_ptr + offset, word)
     else:
         for peer in box.peers:
-            ptx.st_relaxed_sys(peer + offset, word)
+            if box.outbox is None:
+                ptx.st_relaxed_sys(peer + offset, word)
+            else:
+                post(box.outbox, peer + offset, (word,))
 
 
 @cute.jit

@@ -10,6 +10,7 @@ from nvcomm.errors import UsageError
 from nvcomm.mailbox import GENERATION_MASK, MAX_WORLD_SIZE
 
 Pdl = Literal["off", "safe", "early"]
+Transport = Literal["auto", "peer", "multicast", "delayed"]
 Protocol = Literal["mailbox", "late-copy", "copy"]
 DEFAULT_MAX_BYTES = 4 << 20
 _MOST_BYTES = 1 << 30
@@ -31,6 +32,9 @@ class Options:
         generation: where the count of collectives starts; for tests of its wrap.
         protocol: two that are wrong: with "late-copy" gathers run the negative control of tests and stress, with "copy"
             reductions wait for nobody, the floor of benchmarks.
+        transport: how a publish reaches the others: "peer", a store for each; "multicast", one for all; "auto",
+            multicast where every rank has it; "delayed", by an agent, late and in any order (tests and stress).
+        seed: of the delays.
     """
 
     max_bytes: int = DEFAULT_MAX_BYTES
@@ -39,6 +43,8 @@ class Options:
     device_share: float = 0.5
     generation: int = 0
     protocol: Protocol = "mailbox"
+    transport: Transport = "auto"
+    seed: int = 0
 
     def __post_init__(self) -> None:
         """Raises UsageError for a value that cannot work."""
@@ -48,6 +54,7 @@ class Options:
             "pdl": (self.pdl in ("off", "safe", "early"), "'off', 'safe' or 'early'"),
             "device_share": (0 < self.device_share <= 1, "above 0 and at most 1"),
             "generation": (0 <= self.generation <= GENERATION_MASK, "an unsigned 32-bit count"),
+            "transport": (self.transport in get_args(Transport), f"one of {get_args(Transport)}"),
             "protocol": (self.protocol in get_args(Protocol), f"one of {get_args(Protocol)}"),
         }
         for name, (good, range_) in wanted.items():

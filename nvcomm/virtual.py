@@ -13,7 +13,7 @@ from nvcomm.arguments import part_shape
 from nvcomm.communicator import Communicator, resolve_device
 from nvcomm.env import settings
 from nvcomm.errors import UsageError
-from nvcomm.options import DEFAULT_MAX_BYTES, Options, Pdl, Protocol, check_world_size
+from nvcomm.options import DEFAULT_MAX_BYTES, Options, Pdl, Protocol, Transport, check_world_size
 from nvcomm.worlds import build_world
 
 if TYPE_CHECKING:
@@ -42,10 +42,12 @@ class VirtualWorld(Sequence[Communicator]):
         device_share: float = 0.5,
         generation: int = 0,
         protocol: Protocol = "mailbox",
+        transport: Transport = "auto",
+        seed: int = 0,
     ) -> None:
         """Builds every rank; see `nvcomm.options.Options` for the arguments, `Communicator` for the errors."""
         timeout_s = settings().timeout_s if timeout_s is None else timeout_s
-        options = Options(max_bytes, timeout_s, pdl, device_share, generation, protocol)
+        options = Options(max_bytes, timeout_s, pdl, device_share, generation, protocol, transport, seed)
         check_world_size(world_size)
         self.device = resolve_device(device)
         self._backend = build_world(world_size, self.device, options)

@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from nvcomm.errors import NvcommError
+from nvcomm.errors import NvcommError, UnsupportedError
 from nvcomm.group import Group
 from nvcomm.options import Options, check_world_size
 from nvcomm.stats import Audit, Stats
 
 if TYPE_CHECKING:
     from nvcomm.collectives.all_reduce import ReduceOp, ReduceProtocol
+    from nvcomm.collectives.all_reduce_mhc import Boundary
+    from nvcomm.collectives.all_reduce_mhc_config import MhcPart, MhcShape
     from nvcomm.communicator import Communicator
 
 
@@ -36,6 +39,10 @@ class Engine(Protocol):
     def all_reduce(self, x: torch.Tensor, out: torch.Tensor, protocol: ReduceProtocol) -> None: ...
 
     def reduce_scatter(self, x: torch.Tensor, out: torch.Tensor) -> None: ...
+
+    def mhc(self, shape: MhcShape, parts: tuple[MhcPart, ...]) -> Boundary: ...
+
+    def serving(self) -> AbstractContextManager[None]: ...
 
     def fault(self) -> NvcommError | None: ...
 
@@ -73,7 +80,7 @@ def build_rank(group: Group, device: torch.device, options: Options) -> Engine:
         return build_peer(group, device, options)
     from nvcomm.host.world import build_rank as build_host
 
-    return build_host(group, options, mutations=_host_mutations(options))
+    return build_host(group, options, **_host_options(options))
 
 
 def build_world(world_size: int, device: torch.device, options: Options) -> World:
@@ -85,8 +92,14 @@ def build_world(world_size: int, device: torch.device, options: Options) -> Worl
         return CudaWorld(world_size, device, options)
     from nvcomm.host.world import ThreadWorld
 
-    return ThreadWorld(world_size, options, mutations=_host_mutations(options))
+    return ThreadWorld(world_size, options, **_host_options(options))
 
 
-def _host_mutations(options: Options) -> frozenset[str]:
-    return frozenset() if options.protocol == "mailbox" else frozenset({options.protocol})
+def _host_options(options: Options) -> dict[str, Any]:
+    if options.transport == "multicast":
+        raise UnsupportedError("transport='multicast' needs GPUs; the host world has 'peer' and 'delayed'.")
+    return {
+        "mutations": frozenset() if options.protocol == "mailbox" else frozenset({options.protocol}),
+        "transport": "delayed" if options.transport == "delayed" else "direct",
+        "seed": options.seed,
+    }

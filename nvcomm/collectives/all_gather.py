@@ -28,7 +28,7 @@ from cutlass import Boolean, Int32, Int64, Uint32, const_expr, range_constexpr
 from nvcomm import device, mailbox
 from nvcomm.collectives import all_reduce_turn as turn
 from nvcomm.collectives.tensors import load_chunk, store_chunk
-from nvcomm.device import WARP, Mailbox
+from nvcomm.device import WARP, Mailbox, outbox_of
 from nvcomm.device_checks import CallWords, exchange_headers, leave_busy, take_busy
 from nvcomm.mailbox import CHUNK_WORDS, MailboxLayout
 from nvcomm.options import Pdl
@@ -46,6 +46,7 @@ class AllGatherConfig:
         pdl: "off": plain launch. "safe": programmatic dependent launch, trigger after the last store (R1 ii).
             "early": trigger right after the wait (R1 iii).
         threads: threads of a CTA.
+        delayed: publish into the outbox of the delayed transport.
         device_checks: overlapping and differing calls are recorded (R7, R11).
     """
 
@@ -55,6 +56,7 @@ class AllGatherConfig:
     pdl: Pdl = "safe"
     threads: int = 256
     device_checks: bool = False
+    delayed: bool = False
 
     @property
     def rows_in_flight(self) -> int:
@@ -157,6 +159,7 @@ class AllGatherKernel:
             timeout_ns,
             slot,
             generation,
+            outbox_of(state) if config.delayed else None,
         )
         # A broken communicator publishes nothing (R10). Not a branch around the loop: the compiler would move the loads
         # behind it, and so behind the state's arrival.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,10 @@ from cutlass.cute.runtime import make_fake_stream
 from nvcomm import jit, mailbox
 from nvcomm.collectives.all_gather import AllGatherConfig, AllGatherKernel
 from nvcomm.collectives.all_reduce import ReduceOp, ReduceProtocol, Reductions
+from nvcomm.collectives.all_reduce_mhc_config import MhcPart, MhcShape
+from nvcomm.collectives.all_reduce_mhc_launch import MhcLauncher
 from nvcomm.collectives.fault_report import fault_error, kind_of
+from nvcomm.collectives.delivery import Delivery
 from nvcomm.collectives.late_copy import LateCopyKernel, stash_bytes
 from nvcomm.collectives.tensors import ACCESS_BYTES, access_bytes
 from nvcomm.env import settings
@@ -78,17 +82,18 @@ class DeviceEngine:
         self.rank, self.world_size = memory.rank, memory.world_size
         self._group = group
         self._checks = settings().device_checks > 0
+        self._delayed = options.transport == "delayed"
         self._site = 0
         self._order = CallOrder(device)
         self._state = torch.zeros(mailbox.STATE_WORDS, dtype=torch.int32, device=device)
         self._fault = torch.zeros(mailbox.FAULT_WORDS, dtype=torch.int32, pin_memory=True)
         self._fault_words = self._fault.numpy().view(np.uint32)
-        self._outbox: torch.Tensor | None = None
-        if options.protocol == "late-copy":
-            self._outbox = torch.zeros(stash_bytes(layout), dtype=torch.uint8, device=device)
-            self._state[mailbox.STATE_OUTBOX : mailbox.STATE_OUTBOX + 2].view(torch.int64).fill_(
-                self._outbox.data_ptr()
-            )
+        self._delivery = Delivery(device, options.seed * self.world_size + self.rank) if self._delayed else None
+        self._stash: torch.Tensor | None = None
+        if options.protocol == "late-copy" and not self._delayed:
+            self._stash = torch.zeros(stash_bytes(layout), dtype=torch.uint8, device=device)
+        outbox = self._delivery.ptr if self._delivery else self._stash.data_ptr() if self._stash is not None else 0
+        self._state[mailbox.STATE_OUTBOX : mailbox.STATE_OUTBOX + 2].view(torch.int64).fill_(outbox)
         # the next rank's mailbox follows the own one, so that the ranks' stores spread over the destinations
         peers = [memory.peer_ptrs[(self.rank + i) % self.world_size] for i in range(self.world_size)]
         self._box_args = (
@@ -102,7 +107,9 @@ class DeviceEngine:
         self.arm(options.generation)
 
     def _compile(self, width: int) -> jit.CompiledKernel:
-        config = AllGatherConfig(self.layout, width, self.multicast, self.options.pdl, THREADS, self._checks)
+        config = AllGatherConfig(
+            self.layout, width, self.multicast, self.options.pdl, THREADS, self._checks, self._delayed
+        )
         kernel_type = LateCopyKernel if self.options.protocol == "late-copy" else AllGatherKernel
         kernel = jit.compile_kernel(kernel_type(config), *fake_args(self.world_size), key=(config,))
         jit.preload(kernel)  # R9
@@ -145,12 +152,20 @@ class DeviceEngine:
         inp, result = x.data_ptr(), out.data_ptr()
         width = access_bytes(inp, result, num_bytes)
         ctas = min(self.max_ctas, math.ceil(mailbox.num_chunks(num_bytes) / THREADS))
+        if self._delivery is not None and not self._delivery.active:
+            with self._delivery.serving():
+                self.all_gather(x, out)
+            return
         stream, eager = self._order.enter()
         self._site = self._site % _LAST_SITE + 1
         call = (self._site, kind_of("all_gather", x.dtype), 0)
         self._kernels[width](inp, result, *self._box_args, num_bytes, self.rank, *call, ctas, stream)
         if eager:
             self._order.leave(stream)
+
+    def serving(self) -> AbstractContextManager[None]:
+        """See `Communicator.serving`."""
+        return self._delivery.serving() if self._delivery else nullcontext()
 
     def ready(self, op: ReduceOp, dtype: torch.dtype) -> bool:
         """See `Communicator.prepare`."""
@@ -173,6 +188,14 @@ class DeviceEngine:
         self._reductions.reduce_scatter(x, out, stream)
         if eager:
             self._order.leave(stream)
+
+    def mhc(self, shape: MhcShape, parts: tuple[MhcPart, ...]) -> MhcLauncher:
+        """Compiles and loads the kernels of a sublayer boundary; see `Communicator.mhc`."""
+        gather_ctas_per_sm = AllGatherConfig(self.layout).ctas_per_sm
+        return MhcLauncher(
+            shape, parts, self.layout, self.options, self._box_args, rank=self.rank, multicast=self.multicast,
+            places=lambda ctas_per_sm: self.max_ctas * ctas_per_sm // gather_ctas_per_sm, order=self._order,
+        )  # fmt: skip
 
     def fault(self) -> NvcommError | None:
         """What the device recorded, if it did. Waits only after a fault, for a copy of the fault rows."""
@@ -205,6 +228,8 @@ class DeviceEngine:
         """Lets go of mailbox and state; waits for the device, so that no kernel uses them any more."""
         torch.cuda.synchronize(self.device)
         self._kernels = {}
+        if self._delivery is not None:
+            self._delivery.close()
         self.memory.close()
 
 

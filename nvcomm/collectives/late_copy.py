@@ -6,7 +6,7 @@ Three habits, each harmless alone (docs/mailbox.md R2, R3), the same as in `nvco
 - rows are packed by the call's size, so the place of a word belongs to another rank in a call of another size;
 - the own row is taken from registers, and its place cleared without having been seen;
 - so the own copy may still be on its way when its place is cleared. Between streams of one GPU it never is: here it
-  is held back in a stash, and stored at the end of the next call.
+  is held back in a stash, and stored at the end of the next call. On the delayed transport it is late by itself.
 
 Such a copy lands behind the clear, and two calls later it is read as a word of another rank.
 """
@@ -22,6 +22,7 @@ from nvcomm.collectives.all_gather import AllGatherConfig
 from nvcomm.collectives.tensors import load_chunk, store_chunk
 from nvcomm.device import Mailbox
 from nvcomm.mailbox import CHUNK_BYTES, CHUNK_WORDS, MailboxLayout
+from nvcomm.outbox import post
 from nvcomm.ptx import memory as ptx
 
 # The stash: the number of chunks that each slot's call carried, then those chunks.
@@ -89,7 +90,7 @@ class LateCopyKernel:
         box = Mailbox(
             layout, False, rank, tuple(peers), multicast_ptr, state, fault_record, timeout_ns, slot, generation
         )
-        stash = ptx.ld_relaxed_gpu_u64(state + mailbox.STATE_OUTBOX * 4)
+        stash = device.outbox_of(state)
         num_chunks = num_bytes // CHUNK_BYTES
         first = cta * self.config.threads + thread
         step = num_ctas * self.config.threads
@@ -102,15 +103,21 @@ class LateCopyKernel:
             while chunk < num_chunks:
                 words = load_chunk(inp, chunk, num_bytes, CHUNK_BYTES)
                 packed = base + Int64(rank * num_chunks + chunk) * CHUNK_BYTES
-                for peer in peers[1:]:
-                    ptx.st_relaxed_sys_v4(peer + packed, words)
-                ptx.st_relaxed_sys_v4(self.stashed(stash, slot, chunk), words)
+                if const_expr(self.config.delayed):
+                    for i in range_constexpr(len(peers)):
+                        post(stash, peers[i] + packed, words)
+                else:
+                    for i in range_constexpr(1, len(peers)):
+                        ptx.st_relaxed_sys_v4(peers[i] + packed, words)
+                    ptx.st_relaxed_sys_v4(self.stashed(stash, slot, chunk), words)
                 chunk += step
             chunk = first
             while chunk < num_chunks:
                 self.collect(box, inp, out, base, chunk, num_chunks, num_bytes, wait)
                 chunk += step
-            held = Int32(ptx.ld_relaxed_gpu(stash + Int64(previous) * 4))
+            held = Int32(0)
+            if const_expr(not self.config.delayed):
+                held = Int32(ptx.ld_relaxed_gpu(stash + Int64(previous) * 4))
             chunk = first
             while chunk < held:  # the previous call's own copy, behind the clear of its place
                 words = ptx.ld_relaxed_sys_v4(self.stashed(stash, previous, chunk))
@@ -123,7 +130,8 @@ class LateCopyKernel:
             arrived = ptx.atom_add_acq_rel_gpu(state + mailbox.STATE_ARRIVED * 4, Uint32(1))
             if arrived == Uint32(num_ctas - 1):
                 ptx.st_relaxed_gpu(state + mailbox.STATE_ARRIVED * 4, Uint32(0))
-                ptx.st_relaxed_gpu(stash + Int64(slot) * 4, Uint32(num_chunks))
+                if const_expr(not self.config.delayed):
+                    ptx.st_relaxed_gpu(stash + Int64(slot) * 4, Uint32(num_chunks))
                 if broken == 0:
                     ptx.st_relaxed_gpu(state + mailbox.STATE_SLOT * 4, previous)
                     ptx.st_relaxed_gpu(state + mailbox.STATE_GENERATION * 4, generation + Uint32(1))
@@ -132,7 +140,7 @@ class LateCopyKernel:
     def stashed(self, stash: Int64, slot: Uint32, chunk: Int32) -> Int64:
         """Where a chunk of the own copy of `slot` is held back."""
         row = Int64(slot) * self.config.layout.row_bytes
-        return Int64(stash) + STASH_HEADER_BYTES + row + Int64(chunk) * CHUNK_BYTES
+        return stash + STASH_HEADER_BYTES + row + Int64(chunk) * CHUNK_BYTES
 
     @cute.jit
     def collect(

@@ -12,7 +12,8 @@ from nvcomm import topology
 from nvcomm._version import __version__
 from nvcomm.collectives.all_gather import AllGatherConfig
 from nvcomm.collectives.engine import DeviceEngine
-from nvcomm.errors import UsageError
+from nvcomm.env import multicast_disabled_by
+from nvcomm.errors import UnsupportedError, UsageError
 from nvcomm.group import Group, StoreGroup, agree
 from nvcomm.mailbox import LAYOUT_VERSION, MailboxLayout
 from nvcomm.memory.symmetric import SymmetricMemory
@@ -83,6 +84,7 @@ def build_peer(group: Group, device: torch.device, options: Options) -> DeviceEn
         "device_share": options.device_share,
         "generation": options.generation,
         "protocol": options.protocol,
+        "transport": options.transport,
         "nvcomm version": __version__,
         "mailbox layout version": LAYOUT_VERSION,
     }
@@ -93,7 +95,11 @@ def build_peer(group: Group, device: torch.device, options: Options) -> DeviceEn
         crowd = max(uuids.count(uuid) for uuid in uuids)
         max_ctas = most_ctas(layout, crowd, device, options)
         fewest = min(int(str(ctas)) for ctas in group.exchange("nvcomm.peer.ctas", max_ctas, options.timeout_s))
-        memory = SymmetricMemory(group, device, layout.size_bytes, multicast=True, timeout_s=options.timeout_s)
+        wanted = options.transport in ("auto", "multicast")
+        memory = SymmetricMemory(group, device, layout.size_bytes, multicast=wanted, timeout_s=options.timeout_s)
+        if options.transport == "multicast" and not memory.multicast_ptr:
+            memory.close()
+            raise UnsupportedError("transport='multicast': " + (_why_no_multicast() or "a rank's GPU has none."))
         try:
             engine = DeviceEngine(memory, layout, device, options, max_ctas=fewest, group=group)
             group.barrier("nvcomm.peer.armed", options.timeout_s)  # nobody publishes into a mailbox not yet armed
@@ -112,6 +118,11 @@ def most_ctas(layout: MailboxLayout, ranks_on_device: int, device: torch.device,
         early_trigger=options.pdl == "early",
         device_share=options.device_share,
     )
+
+
+def _why_no_multicast() -> str | None:
+    variable = multicast_disabled_by()
+    return f"{variable} switches it off." if variable else None
 
 
 def refuse_capture() -> None:

@@ -5,26 +5,31 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Literal, Self
 
-import numpy as np
 import torch
 
 from nvcomm.errors import NvcommError, UsageError
 from nvcomm.group import Group
 from nvcomm.host import headers
-from nvcomm.host.mutations import MUTATIONS, all_gather_type
+from nvcomm.host.all_gather import all_gather
+from nvcomm.host.all_reduce import all_reduce, choose
+from nvcomm.host.mutations import MUTATIONS, steps_type
 from nvcomm.host.port import Counts, Port
 from nvcomm.host.recovery import audit, reset
+from nvcomm.host.reduce import check_dtype, part
+from nvcomm.host.reduce_scatter import reduce_scatter
+from nvcomm.host.steps import FILL
+from nvcomm.host.tensors import input_bytes, output_bytes
 from nvcomm.host.transport import DelayedTransport, DirectTransport
 from nvcomm.host.views import MailboxViews
 from nvcomm.host.words import Bytes, require_x86_64
 from nvcomm.mailbox import GENERATION_MASK, STATE_BROKEN, STATE_BUSY, STATE_GENERATION, MailboxLayout
 from nvcomm.memory.host import HostMemory
 from nvcomm.stats import Audit, Stats
-
-FILL = 0xFF
 
 
 class HostEngine:
@@ -92,7 +97,7 @@ class HostEngine:
         counts = Counts([0] * self.world_size)
         self._port = Port(self.rank, layout, mailboxes, carrier, timeout_s, counts)
         self._port.state[STATE_GENERATION] = generation & GENERATION_MASK
-        self._all_gather = all_gather_type(mutations)(self._port, device_checks)
+        self._steps = steps_type(mutations)(self._port, device_checks)
 
     def all_gather(self, x: torch.Tensor, out: torch.Tensor, *, tag: int = 0) -> None:
         """Gathers `x` of every rank into `out`, bit by bit. Collective; blocks.
@@ -108,16 +113,62 @@ class HostEngine:
             PeerTimeoutError: a rank did not publish within `timeout_s` (R10). What it did not send is 0xFF bytes.
             CollectiveMismatchError: ranks make different calls (R11); `out` is 0xFF bytes.
         """
-        self._enter()
-        try:
-            payload, result = self._bytes_of(x, out, tag)
-            if error := self.fault():
-                result[...] = FILL
-                raise error
-            call = headers.Call("all_gather", str(x.dtype).removeprefix("torch."), len(payload), self.generation, tag)
-            self._run(payload, result, call)
-        finally:
-            self._leave()
+        payload, result = self._input(x), output_bytes(out, x.nbytes * self.world_size)
+        rows = result.reshape(self.world_size, len(payload))
+        self._run("all_gather", x, result, tag, lambda call: all_gather(self._steps, payload, rows, call))
+
+    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, protocol: str = "auto", *, tag: int = 0) -> None:
+        """Sums `x` of every rank into `out`, in FP32 and one fixed order (R13). Collective; blocks.
+
+        Args:
+            x: bf16, fp16 or fp32, contiguous, on the CPU, at most `max_bytes`, the same shape on every rank.
+            out: as `x`; overwritten.
+            protocol: "ll", "two_shot" or "auto", the same on every rank; all give the same bits.
+            tag: as in `all_gather`.
+
+        Raises:
+            UsageError, PeerTimeoutError, CollectiveMismatchError: as `all_gather`; `out` is 0xFF bytes after the
+                latter two.
+        """
+        check_dtype("all_reduce", x, out)
+        payload, result = self._input(x), output_bytes(out, x.nbytes)
+        chosen = choose(protocol, len(payload), self.world_size)
+
+        def body(call: headers.Call) -> None:
+            all_reduce(self._steps, payload, result, call, x.dtype, chosen)
+
+        self._run(f"all_reduce {chosen}", x, result, tag, body)
+
+    def reduce_scatter(self, x: torch.Tensor, out: torch.Tensor, *, tag: int = 0) -> None:
+        """Sums this rank's rows of every rank's `x` into `out`, with the bits of `all_reduce`. Collective; blocks.
+
+        Args:
+            x: (rows, *rest), otherwise as in `all_reduce`.
+            out: (own rows, *rest); overwritten. The first `rows % world_size` ranks own one row more.
+            tag: as in `all_gather`.
+
+        Raises:
+            UsageError, PeerTimeoutError, CollectiveMismatchError: as `all_reduce`.
+        """
+        check_dtype("reduce_scatter", x, out)
+        if x.dim() == 0:
+            raise UsageError("reduce_scatter: got a scalar; wanted rows to split.")
+        num_rows = x.shape[0]
+        start, stop = part(num_rows, self.rank, self.world_size)
+        own_bytes = x.nbytes // num_rows * (stop - start) if num_rows else 0
+        payload, result = self._input(x), output_bytes(out, own_bytes)
+
+        def body(call: headers.Call) -> None:
+            reduce_scatter(self._steps, payload, result, call, x.dtype, num_rows)
+
+        self._run("reduce_scatter", x, result, tag, body)
+
+    def ready(self, op: str, dtype: torch.dtype) -> bool:
+        """Whether `op` can run on `dtype` without loading anything: always, there is nothing to load."""
+        return True
+
+    def prepare(self, op: str, dtype: torch.dtype) -> None:
+        """Nothing to compile or load."""
 
     @property
     def generation(self) -> int:
@@ -128,6 +179,10 @@ class HostEngine:
     def slot(self) -> int:
         """The slot of the next call."""
         return self._port.slot
+
+    def serving(self) -> AbstractContextManager[None]:
+        """Nothing to do: on the CPU the delayed transport's threads deliver at any time."""
+        return nullcontext()
 
     def fault(self) -> NvcommError | None:
         """What broke this rank, if anything did: a fresh error at every call."""
@@ -181,7 +236,7 @@ class HostEngine:
             raise
         else:
             self._error = None
-            self._all_gather = type(self._all_gather)(self._port, self._device_checks)
+            self._steps = type(self._steps)(self._port, self._device_checks)
         finally:
             self._leave()
 
@@ -206,20 +261,37 @@ class HostEngine:
     ) -> None:
         self.close()
 
-    def _run(self, payload: Bytes, result: Bytes, call: headers.Call) -> None:
+    def _run(
+        self, operation: str, x: torch.Tensor, result: Bytes, tag: int, body: Callable[[headers.Call], None]
+    ) -> None:
+        """One call: nothing if the rank is broken, and broken for good if it ends half-way."""
+        if not 0 <= tag <= headers.MAX_TAG:
+            raise UsageError(f"tag is {tag}; wanted 0 to {headers.MAX_TAG}.")
+        self._enter()
         try:
-            self._all_gather.run(payload, result, call)
-        except NvcommError as error:
-            self._error = error
-            raise
-        except BaseException as error:
-            # Somewhere between publish and clear: the mailboxes are no longer what the next call expects.
-            self._port.state[STATE_BROKEN] = 1
-            self._error = NvcommError(
-                f"rank {self.rank}: {type(error).__name__} ended generation {call.generation} half-way. Call reset() "
-                f"on every rank, or build a new communicator."
-            )
-            raise
+            if error := self.fault():
+                result[...] = FILL
+                raise error
+            dtype = str(x.dtype).removeprefix("torch.")
+            call = headers.Call(operation, dtype, x.nbytes, self.generation, tag)
+            try:
+                body(call)
+            except NvcommError as error:
+                self._error = error
+                raise
+            except BaseException as error:
+                # Somewhere between publish and clear: the mailboxes are no longer what the next call expects.
+                self._port.state[STATE_BROKEN] = 1
+                self._error = NvcommError(
+                    f"rank {self.rank}: {type(error).__name__} ended generation {call.generation} half-way. Call "
+                    f"reset() on every rank, or build a new communicator."
+                )
+                raise
+        finally:
+            self._leave()
+
+    def _input(self, x: torch.Tensor) -> Bytes:
+        return input_bytes(x, self._port.layout.max_bytes)
 
     def _usable(self) -> None:
         if os.getpid() != self._pid:
@@ -244,27 +316,6 @@ class HostEngine:
         self._port.state[STATE_BUSY] = 0
         if self._busy.locked():
             self._busy.release()
-
-    def _bytes_of(self, x: torch.Tensor, out: torch.Tensor, tag: int) -> tuple[Bytes, Bytes]:
-        num_bytes = x.nbytes
-        if num_bytes > self._port.layout.max_bytes:
-            raise UsageError(f"x has {num_bytes} bytes; this communicator was built for {self._port.layout.max_bytes}.")
-        if out.nbytes != num_bytes * self.world_size:
-            raise UsageError(f"out has {out.nbytes} bytes; wanted {self.world_size} x {num_bytes}.")
-        if not 0 <= tag <= headers.MAX_TAG:
-            raise UsageError(f"tag is {tag}; wanted 0 to {headers.MAX_TAG}.")
-        result = _as_bytes(out, "out").reshape(self.world_size, num_bytes)
-        return _as_bytes(x, "x"), result
-
-
-def _as_bytes(tensor: torch.Tensor, name: str) -> Bytes:
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.is_contiguous():
-        raise UsageError(f"{name} is a {tensor.layout} tensor on {tensor.device}; wanted a contiguous one on the CPU.")
-    if tensor.is_conj() or tensor.is_neg():
-        raise UsageError(f"{name} is a lazy conjugate or negative: call resolve_conj() or resolve_neg() first.")
-    array: Bytes = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-    assert array.dtype == np.uint8
-    return array
 
 
 def _check_fit(memory: HostMemory, layout: MailboxLayout, group: Group) -> None:

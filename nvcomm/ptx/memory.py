@@ -39,6 +39,13 @@ def ld_acquire_sys(addr: Int64) -> Uint32:
     )
 
 
+def ld_acquire_gpu(addr: Int64) -> Uint32:
+    """One 32-bit word of this GPU's memory, ordered before what follows."""
+    return cute.arch.inline_ptx(
+        "ld.acquire.gpu.global.b32 {$w0}, [{$r0}];", write_only_types=[Uint32], read_only_args=[addr]
+    )
+
+
 def ld_relaxed_gpu(addr: Int64) -> Uint32:
     """One 32-bit word of this rank's own state."""
     return cute.arch.inline_ptx(
@@ -82,6 +89,16 @@ def st_release_sys(addr: Int64, word: Uint32) -> None:
 def st_relaxed_gpu(addr: Int64, word: Uint32) -> None:
     """One 32-bit word of this rank's own state."""
     cute.arch.inline_ptx("st.relaxed.gpu.global.b32 [{$r0}], {$r1};", read_only_args=[addr, word])
+
+
+def st_relaxed_gpu_u64(addr: Int64, value: Uint64) -> None:
+    """64 bits of this rank's own state; `addr` is a multiple of 8."""
+    cute.arch.inline_ptx("st.relaxed.gpu.global.b64 [{$r0}], {$r1};", read_only_args=[addr, value])
+
+
+def st_release_gpu(addr: Int64, word: Uint32) -> None:
+    """One 32-bit word, after everything this thread has done before."""
+    cute.arch.inline_ptx("st.release.gpu.global.b32 [{$r0}], {$r1};", read_only_args=[addr, word])
 
 
 def multimem_st_relaxed_sys(addr: Int64, word: Uint32) -> None:
@@ -139,6 +156,15 @@ def atom_add_acq_rel_gpu(addr: Int64, value: Uint32) -> Uint32:
     """Adds and returns the value before; orders this CTA's earlier stores before, later ones after."""
     return cute.arch.inline_ptx(
         "atom.add.acq_rel.gpu.global.u32 {$w0}, [{$r0}], {$r1};",
+        write_only_types=[Uint32],
+        read_only_args=[addr, value],
+    )
+
+
+def atom_add_relaxed_gpu(addr: Int64, value: Uint32) -> Uint32:
+    """Adds and returns the value before; orders nothing."""
+    return cute.arch.inline_ptx(
+        "atom.add.relaxed.gpu.global.u32 {$w0}, [{$r0}], {$r1};",
         write_only_types=[Uint32],
         read_only_args=[addr, value],
     )
