@@ -22,7 +22,7 @@ class Result:
         verdict: what was found.
         detail: what went wrong, in words.
         states: different states seen (breadth first), or actions taken (walks).
-        seconds: wall-clock time.
+        seconds: processor time.
         trace: the actions of a failing run.
     """
 
@@ -84,14 +84,14 @@ def explore(machine: Machine, *, symmetry: bool = False, max_states: int | None 
     Raises:
         MemoryError: more than `max_states` states.
     """
-    begun = time.perf_counter()
+    begun = time.process_time()
     others = _renumberings(machine) if symmetry else []
 
     def canonical(state: State) -> State:
         return min(state, *(other(state) for other in others)) if others else state
 
     def result(verdict: Verdict, detail: str = "", trace: tuple[Action, ...] = ()) -> Result:
-        return Result(verdict, detail, len(parent), time.perf_counter() - begun, trace)
+        return Result(verdict, detail, len(parent), time.process_time() - begun, trace)
 
     first = canonical(machine.initial())
     parent: dict[State, tuple[State, Action] | None] = {first: None}
@@ -134,7 +134,7 @@ def walk(machine: Machine, walks: int, seed: int) -> Result:
         walks: how many runs.
         seed: of the generator; the same seed gives the same runs.
     """
-    begun = time.perf_counter()
+    begun = time.process_time()
     rng = random.Random(seed)
     steps = 0
     for _ in range(walks):
@@ -149,11 +149,11 @@ def walk(machine: Machine, walks: int, seed: int) -> Result:
             try:
                 state = machine.apply(state, action)
             except Violation as violation:
-                return Result(violation.verdict, str(violation), steps, time.perf_counter() - begun, tuple(trace))
+                return Result(violation.verdict, str(violation), steps, time.process_time() - begun, tuple(trace))
         verdict, detail = machine.ended(state)
         if verdict != Verdict.OK:
-            return Result(verdict, detail, steps, time.perf_counter() - begun, tuple(trace))
-    return Result(Verdict.OK, "", steps, time.perf_counter() - begun)
+            return Result(verdict, detail, steps, time.process_time() - begun, tuple(trace))
+    return Result(Verdict.OK, "", steps, time.process_time() - begun)
 
 
 def _taste(machine: Machine, action: Action, taste: dict[object, float], rng: random.Random) -> float:
