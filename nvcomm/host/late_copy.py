@@ -9,21 +9,21 @@ Three habits that are each harmless alone (docs/mailbox.md R2, R3):
 
 Such a copy lands behind the clear and is read as another rank's word two calls later. On the direct transport, where
 nothing is ever on its way, the copy is held back past the next call's clear; on the delayed one it happens by itself.
+A rank that has read stale words runs ahead of the others, so a timeout may follow the first wrong word.
 """
 
 from __future__ import annotations
 
-from nvcomm.host import headers
-from nvcomm.host.all_gather import AllGather
 from nvcomm.host.port import Port
+from nvcomm.host.steps import Steps
 from nvcomm.host.transport import DirectTransport
 from nvcomm.host.views import MailboxViews
-from nvcomm.host.waiting import Waiting
 from nvcomm.host.words import Bytes, Words, clear_words, store_words
+from nvcomm.mailbox import CHUNK_WORDS, num_chunks
 
 
-class LateCopy(AllGather):
-    """The known-bad protocol, whole."""
+class LateCopy(Steps):
+    """The steps of the known-bad protocol, whole. For all-gathers alone."""
 
     def __init__(self, port: Port, device_checks: int) -> None:
         super().__init__(port, device_checks)
@@ -31,30 +31,26 @@ class LateCopy(AllGather):
         self._sent: list[tuple[Words, Words]] = []
         self._late: list[tuple[Words, Words]] = []
 
-    def run(self, payload: Bytes, out: Bytes, call: headers.Call) -> None:
-        """See `AllGather.run`."""
-        super().run(payload, out, call)
-        out[self.port.rank] = payload
-
-    def row_words(self, mailbox: MailboxViews, slot: int, src_rank: int, num_words: int) -> Words:
+    def row_words(self, mailbox: MailboxViews, src_rank: int, num_words: int) -> Words:
         """Packed: where row `src_rank` starts depends on the call's size."""
-        return mailbox.slots[slot][src_rank * num_words : (src_rank + 1) * num_words]
+        return mailbox.slots[self.port.slot][src_rank * num_words : (src_rank + 1) * num_words]
 
-    def publish_row(self, dst_rank: int, lane: int, target: Words, words: Words) -> None:
+    def send(self, dst_rank: int, target: Words, words: Words) -> None:
         """The own copy takes its time."""
         if self._arranged and dst_rank == self.port.rank:
             self._sent.append((target, words.copy()))
         else:
-            super().publish_row(dst_rank, lane, target, words)
+            super().send(dst_rank, target, words)
 
     def sources(self) -> list[int]:
         """Everybody but this rank."""
         return [rank for rank in super().sources() if rank != self.port.rank]
 
-    def collect(self, slot: int, num_words: int, out: Bytes, waiting: Waiting) -> None:
-        """Collects the others' rows, then clears the own one without having seen it."""
-        super().collect(slot, num_words, out, waiting)
-        clear_words(self.row_words(self.port.own, slot, self.port.rank, num_words))
+    def finish(self, payload: Bytes, out: Bytes) -> None:
+        """Takes the own row from registers, and clears its place without having seen it."""
+        out[self.port.rank] = payload
+        num_words = num_chunks(len(payload)) * CHUNK_WORDS
+        clear_words(self.row_words(self.port.own, self.port.rank, num_words))
         for target, words in self._late:
             store_words(target, words)
         self._late, self._sent = self._sent, []

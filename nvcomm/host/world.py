@@ -66,6 +66,7 @@ class ThreadWorld:
 
     Attributes:
         engines: rank r's at index r.
+        streams: None for each rank: there are none on the CPU.
     """
 
     def __init__(self, world_size: int, options: HostOptions, **engine_options: Any) -> None:

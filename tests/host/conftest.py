@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from nvcomm.errors import PeerTimeoutError
 from nvcomm.host import HostEngine, local_engines
 
 
@@ -40,9 +41,9 @@ class Ranks:
     def run_clean(self, work: Callable[[HostEngine], Any]) -> list[Any]:
         """The same; no rank may raise, and afterwards every word is EMPTY and all ranks are at one place."""
         results = self.run(work)
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
+        errors = [result for result in results if isinstance(result, Exception)]
+        if errors:  # rather the cause than a timeout that followed from it
+            raise min(errors, key=lambda error: isinstance(error, PeerTimeoutError))
         self.assert_audit()
         return results
 
@@ -59,7 +60,7 @@ def ranks() -> Iterator[Callable[..., Ranks]]:
     opened: list[HostEngine] = []
 
     def build(world_size: int, max_bytes: int = 1 << 16, **options: Any) -> Ranks:
-        engines = local_engines(world_size, max_bytes, **options)
+        engines = local_engines(world_size, max_bytes, **{"timeout_s": 10.0} | options)
         opened.extend(engines)
         return Ranks(engines)
 

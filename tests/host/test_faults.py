@@ -205,7 +205,7 @@ def test_a_call_that_is_interrupted_breaks_the_rank(ranks, gather):
     def interrupted(*args):
         raise KeyboardInterrupt
 
-    engine._all_gather.collect = interrupted
+    engine._steps.collect = interrupted
     with pytest.raises(KeyboardInterrupt):
         gather(engine, ones())
     with pytest.raises(NvcommError, match="half-way"):
