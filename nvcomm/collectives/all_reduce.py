@@ -42,7 +42,9 @@ _KERNELS: dict[ReduceOp, tuple[type[Any], ...]] = {
 }
 
 
-def choose(protocol: ReduceProtocol, num_bytes: int, world_size: int) -> Literal["ll", "two_shot"]:
+def choose(
+    protocol: ReduceProtocol, num_bytes: int, world_size: int, switch_bytes: dict[int, int] = SWITCH_BYTES
+) -> Literal["ll", "two_shot"]:
     """The protocol of an all-reduce of `num_bytes`.
 
     Raises:
@@ -52,7 +54,7 @@ def choose(protocol: ReduceProtocol, num_bytes: int, world_size: int) -> Literal
         raise UsageError(f"protocol is {protocol!r}; wanted: one of {get_args(ReduceProtocol)}.")
     if protocol != "auto":
         return protocol
-    return "two_shot" if num_bytes >= SWITCH_BYTES[world_size] else "ll"
+    return "two_shot" if num_bytes >= switch_bytes[world_size] else "ll"
 
 
 def fake_args(world_size: int, kernel: type[Any]) -> tuple[object, ...]:

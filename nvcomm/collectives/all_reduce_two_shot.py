@@ -18,6 +18,8 @@ Nobody starves (R8): sending waits for nobody, summing waits for senders, and re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
@@ -27,8 +29,9 @@ from nvcomm import device, mailbox
 from nvcomm.collectives import all_reduce_turn as turn
 from nvcomm.collectives.all_reduce_config import ReduceConfig
 from nvcomm.collectives.all_reduce_rows import collect_rows, owner_of
+from nvcomm.collectives.all_reduce_source import Source, TensorSource
 from nvcomm.collectives.all_reduce_tree import sendable, sum_rows
-from nvcomm.collectives.tensors import load_chunk, store_chunk
+from nvcomm.collectives.tensors import store_chunk
 from nvcomm.device import WARP, Mailbox
 from nvcomm.mailbox import CHUNK_BYTES, CHUNK_WORDS
 from nvcomm.ptx import memory as ptx
@@ -92,7 +95,8 @@ class AllReduceTwoShotKernel:
         num_chunks = (num_bytes + (CHUNK_BYTES - 1)) // CHUNK_BYTES
         slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(state)
         ahead = cute.make_rmem_tensor(max(config.world_size - 1, 1) * CHUNK_WORDS, Uint32)
-        self.load(ahead, inp, first, num_chunks, num_bytes, rank)  # in flight together with the state
+        source = TensorSource(inp, num_bytes, config.access_bytes)
+        self.load(ahead, source, first, num_chunks, rank)  # in flight together with the state
         box = Mailbox(
             config.layout, config.multicast, rank, tuple(peers), multicast_ptr, state, fault_record, timeout_ns, slot,
             generation,
@@ -100,10 +104,10 @@ class AllReduceTwoShotKernel:
         live = Boolean(broken == 0)  # a broken communicator publishes nothing (R10)
         chunk = first
         while chunk < num_chunks:
-            self.send(box, ahead, chunk, num_chunks, rank, live)
+            self.send(box, ahead, chunk, num_chunks, rank, live, 1, config.world_size)
             chunk += step
             if chunk < num_chunks:
-                self.load(ahead, inp, chunk, num_chunks, num_bytes, rank)
+                self.load(ahead, source, chunk, num_chunks, rank)
         last = turn.arrive(state, thread, num_ctas)
         wait = cute.make_rmem_tensor(1, Int64)
         wait[0] = Int64(0)
@@ -111,7 +115,7 @@ class AllReduceTwoShotKernel:
         while chunk < num_chunks:
             owned = chunk + rank * WARP
             if live & (owned < num_chunks):
-                self.reduce(box, inp, owned, num_bytes, rank, wait)
+                self.reduce(box, source, owned, rank, wait)
             chunk += step
         chunk = first
         while chunk < num_chunks:
@@ -125,30 +129,47 @@ class AllReduceTwoShotKernel:
             turn.release(thread, trigger=config.pdl == "safe")
 
     def load(
-        self, words: cute.Tensor, inp: Int64, chunk: Int32, num_chunks: Int32, num_bytes: Int32, rank: Int32
+        self,
+        words: cute.Tensor,
+        source: Source,
+        chunk: Int32,
+        num_chunks: Int32,
+        rank: Int32,
+        following: Sequence[int] | None = None,
     ) -> None:
-        """A thread's chunks that others own; beyond the end the last chunk, which is not sent."""
-        for k in range(1, self.config.world_size):
+        """A thread's chunks that others own; beyond the end the last chunk, which is not sent.
+
+        `following` says which owners, counted from this rank on; default: all others.
+        """
+        for k in following or range(1, self.config.world_size):
             place = cutlass.min(chunk + owner_of(rank, k, self.config.world_size) * WARP, num_chunks - 1)
-            for i, word in enumerate(load_chunk(inp, place, num_bytes, self.config.access_bytes)):
+            for i, word in enumerate(source.chunk(place)):
                 words[(k - 1) * CHUNK_WORDS + i] = word
 
     @cute.jit
     def send(
-        self, box: Mailbox, words: cute.Tensor, chunk: Int32, num_chunks: Int32, rank: Int32, live: Boolean
+        self,
+        box: Mailbox,
+        words: cute.Tensor,
+        chunk: Int32,
+        num_chunks: Int32,
+        rank: Int32,
+        live: Boolean,
+        start: cutlass.Constexpr,
+        stop: cutlass.Constexpr,
     ) -> None:
-        """Sends contributions, each to the owner of its chunk."""
-        for k in range_constexpr(1, self.config.world_size):
+        """Sends contributions, each to the owner of its chunk: the owners `start` to `stop - 1` ranks from this one."""
+        for k in range_constexpr(start, stop):
             place = chunk + owner_of(rank, k, self.config.world_size) * WARP
             if live & (place < num_chunks):
                 sent = sendable([words[(k - 1) * CHUNK_WORDS + i] for i in range(CHUNK_WORDS)])
                 ptx.st_relaxed_sys_v4(box.peers[k] + box.row(rank) + Int64(place) * CHUNK_BYTES, sent)
 
     @cute.jit
-    def reduce(self, box: Mailbox, inp: Int64, chunk: Int32, num_bytes: Int32, rank: Int32, wait: cute.Tensor) -> None:
+    def reduce(self, box: Mailbox, source: Source, chunk: Int32, rank: Int32, wait: cute.Tensor) -> None:
         """Sums a chunk that this rank owns, and publishes the result unless this thread has timed out (R10)."""
         config = self.config
-        own = sendable(load_chunk(inp, chunk, num_bytes, config.access_bytes))
+        own = sendable(source.chunk(chunk))
         words = cute.make_rmem_tensor(config.world_size * CHUNK_WORDS, Uint32)
         place = box.own + Int64(chunk) * CHUNK_BYTES
         addrs = tuple(place + box.row(r) for r in range(config.world_size))

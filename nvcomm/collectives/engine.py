@@ -17,8 +17,8 @@ from nvcomm.collectives.all_gather import AllGatherConfig, AllGatherKernel
 from nvcomm.collectives.all_reduce import ReduceOp, ReduceProtocol, Reductions
 from nvcomm.collectives.all_reduce_mhc_config import MhcPart, MhcShape
 from nvcomm.collectives.all_reduce_mhc_launch import MhcLauncher
-from nvcomm.collectives.fault_report import fault_error, kind_of
 from nvcomm.collectives.delivery import Delivery
+from nvcomm.collectives.fault_report import fault_error, kind_of
 from nvcomm.collectives.late_copy import LateCopyKernel, stash_bytes
 from nvcomm.collectives.tensors import ACCESS_BYTES, access_bytes
 from nvcomm.env import settings

@@ -8,7 +8,7 @@ flushes subnormals.
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Float32, Uint32
+from cutlass import Boolean, Float32, Uint32
 
 
 def add_rn(a: Float32, b: Float32) -> Float32:
@@ -36,3 +36,12 @@ def rsqrt(a: Float32) -> Float32:
 def f32_bits(value: Float32) -> Uint32:
     """The bits of an FP32."""
     return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[value])
+
+
+def select(condition: Boolean, a: Float32, b: Float32) -> Float32:
+    """`a` where `condition` holds, else `b`; neither is computed with."""
+    return cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.b32 p, {$r0}, 0; selp.f32 {$w0}, {$r1}, {$r2}, p; }",
+        write_only_types=[Float32],
+        read_only_args=[Uint32(condition), a, b],
+    )

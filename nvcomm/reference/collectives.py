@@ -58,7 +58,8 @@ def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     The product of two FP32 values is exact in FP64. Its sum with `c` is rounded to odd there, which keeps what a second
     rounding, to FP32, has to know.
     """
-    product, addend = torch.broadcast_tensors(a.double() * b.double(), c.double())
+    product = a.double() * b.double()
+    addend = c.double().expand(product.shape)
     total = product + addend
     virtual = total - product
     error = (product - (total - virtual)) + (addend - virtual)  # total + error is the exact sum

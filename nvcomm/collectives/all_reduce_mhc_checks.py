@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of what a caller hands to the sublayer boundary, and its default outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from nvcomm.errors import UsageError
+
+if TYPE_CHECKING:
+    from nvcomm.collectives.all_reduce_mhc_config import MhcShape
+    from nvcomm.communicator import Communicator
+
+_ALIGNMENT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryTensors:
+    """Checked tensors of one sublayer boundary; see `AllReduceMhc.__call__`. `pre` None: no collapse."""
+
+    residual: torch.Tensor
+    post: torch.Tensor
+    comb: torch.Tensor
+    pre: torch.Tensor | None
+    norm_weight: torch.Tensor | None
+    eps: float
+    new_residual: torch.Tensor
+    h: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTensors:
+    """Checked tensors of a MoE output in expert order; see `AllReduceMhc.finalize`."""
+
+    experts: torch.Tensor
+    weights: torch.Tensor
+    indices: torch.Tensor
+    shared: torch.Tensor | None
+
+
+def check_tensor(
+    name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raises UsageError unless `tensor` has this shape, dtype and device, and a kernel can read it 16 bytes at once."""
+    if not isinstance(tensor, torch.Tensor):
+        raise UsageError(f"all_reduce_mhc: {name} is a {type(tensor).__name__}; wanted a torch.Tensor.")
+    if tuple(tensor.shape) != shape or tensor.dtype != dtype or tensor.device != device:
+        raise UsageError(
+            f"all_reduce_mhc: {name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}; "
+            f"wanted {dtype} {shape} on {device}."
+        )
+    if tensor.layout != torch.strided or not tensor.is_contiguous() or tensor.data_ptr() % _ALIGNMENT:
+        raise UsageError(
+            f"all_reduce_mhc: {name} is not contiguous or not 16-byte aligned: call .contiguous().clone()."
+        )
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise UsageError(f"all_reduce_mhc: {name} requires grad; collectives have no backward: detach it.")
+
+
+def check_rows(rows: int, shape: MhcShape, comm: Communicator) -> None:
+    """Raises UsageError if so many rows do not fit the mailbox."""
+    if rows * shape.row_bytes > comm.max_bytes:
+        raise UsageError(
+            f"all_reduce_mhc: got {rows} rows of {shape.row_bytes} bytes; this communicator was built for at most "
+            f"{comm.max_bytes}: build it with max_bytes={rows * shape.row_bytes} or more."
+        )
+
+
+def check_contribution(x: torch.Tensor, shape: MhcShape, comm: Communicator) -> None:
+    """Raises UsageError unless `x` can be contributed."""
+    rows = x.shape[0] if isinstance(x, torch.Tensor) and x.dim() else 0
+    check_tensor("x", x, (rows, shape.hidden), torch.bfloat16, comm.device)
+    check_rows(rows, shape, comm)
+
+
+def check_experts(
+    shape: MhcShape,
+    comm: Communicator,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    indices: torch.Tensor,
+    shared: torch.Tensor | None,
+) -> ExpertTensors:
+    """The arguments of `finalize`, checked; raises UsageError."""
+    if shape.top_k == 0:
+        raise UsageError("finalize: this operation was built without experts: give mhc() a top_k.")
+    rows = indices.shape[0] if isinstance(indices, torch.Tensor) and indices.dim() else 0
+    num_experts = experts.shape[0] if isinstance(experts, torch.Tensor) and experts.dim() else 0
+    check_tensor("experts", experts, (num_experts, shape.hidden), torch.bfloat16, comm.device)
+    check_tensor("expert_weights", weights, (rows, shape.top_k), torch.float32, comm.device)
+    check_tensor("expert_indices", indices, (rows, shape.top_k), torch.int32, comm.device)
+    if shared is not None:
+        check_tensor("shared", shared, (rows, shape.hidden), torch.bfloat16, comm.device)
+    check_rows(rows, shape, comm)
+    return ExpertTensors(experts, weights, indices, shared)
+
+
+def check_boundary(
+    shape: MhcShape,
+    comm: Communicator,
+    rows: int,
+    residual: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    pre: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    new_residual: torch.Tensor | None,
+    h: torch.Tensor | None,
+) -> BoundaryTensors:
+    """The arguments of a boundary, checked, with new tensors for the outputs that are None; raises UsageError."""
+    streams = (rows, shape.num_streams, shape.hidden)
+    device = comm.device
+    check_tensor("residual", residual, streams, torch.bfloat16, device)
+    check_tensor("post", post, streams[:2], torch.float32, device)
+    check_tensor("comb", comb, (*streams[:2], shape.num_streams), torch.float32, device)
+    if (pre is None) != (norm_weight is None):
+        raise UsageError("all_reduce_mhc: pre and norm_weight go together: give both, or neither.")
+    if new_residual is None:
+        new_residual = torch.empty_like(residual)
+    check_tensor("new_residual", new_residual, streams, torch.bfloat16, device)
+    if pre is None or norm_weight is None:
+        if h is not None:
+            raise UsageError("all_reduce_mhc: there is no h without pre: give h=None.")
+        return BoundaryTensors(residual, post, comb, None, None, eps, new_residual, None)
+    check_tensor("pre", pre, streams[:2], torch.float32, device)
+    check_tensor("norm_weight", norm_weight, (shape.hidden,), torch.bfloat16, device)
+    if h is None:
+        h = residual.new_empty(rows, shape.hidden)
+    check_tensor("h", h, (rows, shape.hidden), torch.bfloat16, device)
+    return BoundaryTensors(residual, post, comb, pre, norm_weight, eps, new_residual, h)

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sublayer boundary in one kernel: all-reduce, mHC post-mix of the residual streams, collapse, RMSNorm.
+
+A cluster takes rows, a thread a chunk of 16 bytes of each of its rows (`MhcConfig`). It publishes its contribution to
+all of its rows, then collects them one after the other, own copies included (R2), and clears them (R3):
+
+    LL        publish x to all          | collect world_size chunks, add, round
+    two-shot  send, sum, publish sums   | collect one chunk                      (all_reduce_two_shot.py, all rows flat)
+    finalize  as either, with the weighted outputs of a rank's experts for x
+    then      y -> new residual streams -> collapsed row -> RMSNorm -> h
+
+Places in the mailbox are those of an all-reduce of (rows, hidden): chunk c of row i at chunk index i * chunks + c.
+
+Order. Of what a thread reads, only `norm_weight` is read before `griddepcontrol.wait`: nothing in a decode step writes
+it. A collect kernel reads residual streams, mixes and state before its wait, because the publish kernel before it
+triggers after its own wait: whatever came before that kernel has ended (R1 i). Slot and generation are stepped by the
+kernel that collects, as in `all_reduce_turn.py`. Nobody starves (R8): all rows are published before one is collected,
+and all CTAs of all ranks are resident.
+
+After a timeout, or on a broken communicator, y is NaN and so is what follows from it (R10).
+"""
+
+from __future__ import annotations
+
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr, range_constexpr
+
+from nvcomm import device
+from nvcomm.collectives import all_reduce_mhc_math as math
+from nvcomm.collectives import all_reduce_mhc_norm as norm
+from nvcomm.collectives import all_reduce_turn as turn
+from nvcomm.collectives.all_reduce_config import ReduceConfig
+from nvcomm.collectives.all_reduce_mhc_config import MhcConfig
+from nvcomm.collectives.all_reduce_source import ExpertSource, Source, TensorSource
+from nvcomm.collectives.all_reduce_tree import sendable, sum_rows
+from nvcomm.collectives.all_reduce_two_shot import AllReduceTwoShotKernel
+from nvcomm.device import WARP, Mailbox
+from nvcomm.mailbox import CHUNK_BYTES, CHUNK_WORDS, EMPTY
+from nvcomm.ptx import arith, cluster, mma
+from nvcomm.ptx import memory as ptx
+
+
+class AllReduceMhcKernel:
+    """The kernel of one `MhcConfig`."""
+
+    def __init__(self, config: MhcConfig) -> None:
+        self.config = config
+        self.publishes = config.part != "collect"
+        self.collects = config.part != "publish"
+        flat = ReduceConfig(config.layout, "bf16", CHUNK_BYTES, config.multicast, config.pdl, spin=config.spin)
+        self.two_shot = AllReduceTwoShotKernel(flat)
+
+    @cute.jit
+    def __call__(
+        self,
+        x: Int64,
+        expert_weights: Int64,
+        expert_indices: Int64,
+        shared: Int64,
+        residual: Int64,
+        post: Int64,
+        comb: Int64,
+        pre: Int64,
+        norm_weight: Int64,
+        new_residual: Int64,
+        h: Int64,
+        eps: Float32,
+        rows: Int32,
+        peers: list[Int64],
+        multicast_ptr: Int64,
+        state: Int64,
+        fault_record: Int64,
+        timeout_ns: Int64,
+        rank: Int32,
+        clusters: Int32,
+        stream: CUstream,
+    ) -> None:
+        """Launches the kernel.
+
+        Args:
+            x: (rows, hidden) bf16, or for "finalize" the experts' outputs (expert rows, hidden) bf16.
+            expert_weights, expert_indices, shared: see `ExpertSource`; for "finalize" only.
+            residual: (rows, hc, hidden) bf16.
+            post, comb: (rows, hc) and (rows, hc source, hc target) fp32.
+            pre: (rows, hc) fp32; 0: no collapse, and h is not written.
+            norm_weight: (hidden,) bf16.
+            new_residual, h: results, (rows, hc, hidden) and (rows, hidden) bf16.
+            eps: added to the mean square.
+            rows: of this call, not 0.
+            peers, multicast_ptr, state, fault_record, timeout_ns, rank: see `nvcomm.device.Mailbox`.
+            clusters: clusters of the grid, the same on every rank.
+            stream: where it runs.
+        """
+        config = self.config
+        self.kernel(
+            x, expert_weights, expert_indices, shared, residual, post, comb, pre, norm_weight, new_residual, h, eps,
+            rows, peers, multicast_ptr, state, fault_record, timeout_ns, rank,
+        ).launch(
+            grid=(clusters * config.cluster, 1, 1),
+            block=(config.threads, 1, 1),
+            cluster=(config.cluster, 1, 1) if config.cluster > 1 else None,
+            smem=norm.shared_bytes(config),
+            stream=stream,
+            min_blocks_per_mp=config.ctas_per_sm,
+            preferred_smem_carveout=-1,  # the driver's default; left out, the compiler asks the driver for a GPU
+            use_pdl=config.pdl != "off",
+        )  # fmt: skip
+
+    @cute.kernel
+    def kernel(
+        self,
+        x: Int64,
+        expert_weights: Int64,
+        expert_indices: Int64,
+        shared: Int64,
+        residual: Int64,
+        post: Int64,
+        comb: Int64,
+        pre: Int64,
+        norm_weight: Int64,
+        new_residual: Int64,
+        h: Int64,
+        eps: Float32,
+        rows: Int32,
+        peers: list[Int64],
+        multicast_ptr: Int64,
+        state: Int64,
+        fault_record: Int64,
+        timeout_ns: Int64,
+        rank: Int32,
+    ) -> None:
+        config = self.config
+        shape = config.shape
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        num_ctas, _, _ = cute.arch.grid_dim()
+        cta = block % config.cluster
+        chunk = cta * config.threads + thread  # within a row
+        inside = Boolean(chunk < shape.chunks)
+        step = num_ctas // config.cluster
+        first = block // config.cluster
+        if const_expr(self.collects):
+            norm.start(config)
+            weight = ptx.ld_weak_v4_if(norm_weight + Int64(chunk) * CHUNK_BYTES, inside & (pre != 0))
+        if const_expr(config.pdl != "off" and self.publishes):
+            cute.arch.griddepcontrol_wait()  # R1 (i)
+            if const_expr(config.pdl == "early" or not self.collects):
+                cute.arch.griddepcontrol_launch_dependents()  # R1 (iii); a publish kernel triggers after its wait (i)
+        slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(state)
+        box = Mailbox(
+            config.layout, config.multicast, rank, tuple(peers), multicast_ptr, state, fault_record, timeout_ns, slot,
+            generation,
+        )  # fmt: skip
+        live = Boolean(broken == 0)  # a broken communicator publishes nothing (R10)
+        wait = cute.make_rmem_tensor(1, Int64)
+        wait[0] = Int64(0)
+        if const_expr(config.part == "finalize"):
+            source: Source = ExpertSource(x, expert_weights, expert_indices, shared, shape.chunks, shape.top_k)
+        else:
+            source = TensorSource(x, rows * shape.row_bytes, CHUNK_BYTES)
+        if const_expr(self.publishes):
+            if const_expr(config.two_shot):
+                self.publish_sums(box, source, rows * shape.chunks, block, thread, num_ctas, live, wait)
+            else:
+                self.publish_rows(box, source, chunk, inside, first, step, rows, live)
+        if const_expr(self.collects):
+            last = turn.arrive(state, thread, num_ctas)
+            row = first
+            odd = Uint32(0)
+            smem = cluster.shared_base()
+            norm.started(config)
+            while row < rows:
+                self.boundary(
+                    box, residual, post, comb, pre, new_residual, h, eps, weight, row, chunk, inside, cta, thread, smem,
+                    odd, live, wait,
+                )  # fmt: skip
+                odd = odd ^ Uint32(1)
+                row += step
+            turn.step(state, slot, generation, rows * shape.row_bytes, last, broken)
+            if const_expr(config.pdl != "early"):
+                turn.release(thread, config.pdl == "safe")  # R1 (ii)
+
+    @cute.jit
+    def publish_rows(
+        self,
+        box: Mailbox,
+        source: Source,
+        chunk: Int32,
+        inside: Boolean,
+        first: Int32,
+        step: Int32,
+        rows: Int32,
+        live: Boolean,
+    ) -> None:
+        """LL: publishes this thread's chunk of each of its rows."""
+        row = first
+        while row < rows:
+            place = row * self.config.shape.chunks + chunk
+            if live & inside:
+                device.publish_words(box, box.row(box.rank) + Int64(place) * CHUNK_BYTES, sendable(source.chunk(place)))
+            row += step
+
+    @cute.jit
+    def publish_sums(
+        self,
+        box: Mailbox,
+        source: Source,
+        num_chunks: Int32,
+        block: Int32,
+        thread: Int32,
+        num_ctas: Int32,
+        live: Boolean,
+        wait: cute.Tensor,
+    ) -> None:
+        """Two-shot: sends all chunks that others own, then sums and publishes those that this rank owns."""
+        warps = self.config.threads // WARP
+        words = cute.make_rmem_tensor(max(self.config.layout.world_size - 1, 1) * CHUNK_WORDS, Uint32)
+        step = num_ctas * warps * self.two_shot.span
+        first = (block * warps + thread // WARP) * self.two_shot.span + thread % WARP
+        chunk = first
+        while chunk < num_chunks:
+            if const_expr(self.config.part == "finalize"):  # one chunk of many expert rows after the other: registers
+                for k in range_constexpr(1, self.config.layout.world_size):
+                    self.two_shot.load(words, source, chunk, num_chunks, box.rank, [k])
+                    self.two_shot.send(box, words, chunk, num_chunks, box.rank, live, k, k + 1)
+            else:
+                self.two_shot.load(words, source, chunk, num_chunks, box.rank)
+                self.two_shot.send(box, words, chunk, num_chunks, box.rank, live, 1, self.config.layout.world_size)
+            chunk += step
+        chunk = first
+        while chunk < num_chunks:
+            owned = chunk + box.rank * WARP
+            if live & (owned < num_chunks):
+                self.two_shot.reduce(box, source, owned, box.rank, wait)
+            chunk += step
+
+    @cute.jit
+    def boundary(
+        self,
+        box: Mailbox,
+        residual: Int64,
+        post: Int64,
+        comb: Int64,
+        pre: Int64,
+        new_residual: Int64,
+        h: Int64,
+        eps: Float32,
+        weight: tuple[Uint32, Uint32, Uint32, Uint32],
+        row: Int32,
+        chunk: Int32,
+        inside: Boolean,
+        cta: Int32,
+        thread: Int32,
+        smem: Uint32,
+        odd: Uint32,
+        live: Boolean,
+        wait: cute.Tensor,
+    ) -> None:
+        """A row: everything that does not depend on peers is loaded first, then y is collected, then the rest."""
+        shape = self.config.shape
+        num_streams = shape.num_streams
+        at = Int64(chunk) * CHUNK_BYTES
+        stream_at = [Int64(row * num_streams + s) * shape.row_bytes + at for s in range(num_streams)]
+        old = [ptx.ld_weak_v4_if(residual + offset, inside) for offset in stream_at]
+        post_row = self.coefficients(post, row, num_streams)
+        flat = self.coefficients(comb, row, num_streams * num_streams)
+        comb_row = [flat[s * num_streams : (s + 1) * num_streams] for s in range(num_streams)]
+        y = cute.make_rmem_tensor(CHUNK_WORDS, Uint32)
+        y.fill(Uint32(0))
+        if inside:
+            self.collect(box, y, row * shape.chunks + chunk, live, wait)
+        if const_expr(not self.publishes and self.config.pdl != "off"):
+            cute.arch.griddepcontrol_wait()  # R1 (i): before the first store of any kind
+        if inside:
+            self.clear(box, row * shape.chunks + chunk, live)
+        streams = math.post_mix([y[i] for i in range(CHUNK_WORDS)], old, post_row, comb_row)
+        if inside:
+            for s in range_constexpr(num_streams):
+                ptx.st_weak_v4(new_residual + stream_at[s], streams[s])
+        if pre != 0:
+            values = math.collapse(streams, self.coefficients(pre, row, num_streams))
+            total = norm.row_sum(self.config, smem, odd, cta, thread, math.sum_of_squares(values))
+            mean = arith.mul_rn(total, Float32(1.0 / shape.hidden))
+            factor = arith.rsqrt(arith.add_rn(mean, eps))
+            if inside:
+                ptx.st_weak_v4(h + Int64(row) * shape.row_bytes + at, math.scale(values, factor, weight))
+
+    def coefficients(self, base: Int64, row: Int32, count: int) -> list[Float32]:
+        """A row's `count` factors."""
+        addr = base + Int64(row) * (count * 4)
+        if count % CHUNK_WORDS:
+            return [mma.bits_f32(ptx.ld_weak_b32(addr + i * 4)) for i in range(count)]
+        words = [ptx.ld_weak_v4(addr + i * CHUNK_BYTES) for i in range(count // CHUNK_WORDS)]
+        return [mma.bits_f32(word) for four in words for word in four]
+
+    @cute.jit
+    def collect(self, box: Mailbox, y: cute.Tensor, place: Int32, live: Boolean, wait: cute.Tensor) -> None:
+        """Collects the reduced chunk at `place`: a result, or every rank's contribution, which it adds up."""
+        config = self.config
+        if live:
+            if const_expr(config.two_shot):
+                addr = box.own + self.result_at(box, place)
+                if const_expr(config.spin):
+                    device.collect_chunk(box, y, addr, place, self.owner(place), 1, wait)
+                else:
+                    device.load_rows(y, addr, config.layout.row_bytes, 1)
+            else:
+                world_size = config.layout.world_size
+                words = cute.make_rmem_tensor(world_size * CHUNK_WORDS, Uint32)
+                addr = box.own + box.row(0) + Int64(place) * CHUNK_BYTES
+                if const_expr(config.spin):
+                    device.collect_chunk(box, words, addr, place, 0, world_size, wait)
+                else:
+                    device.load_rows(words, addr, config.layout.row_bytes, world_size)
+                total = sum_rows([words[i] for i in range(world_size * CHUNK_WORDS)], world_size, "bf16")
+                for i in range_constexpr(CHUNK_WORDS):
+                    y[i] = total[i]
+        else:
+            y.fill(Uint32(device.FILL))
+
+    @cute.jit
+    def clear(self, box: Mailbox, place: Int32, live: Boolean) -> None:
+        """Clears what `collect` collected (R3)."""
+        if live:
+            if const_expr(self.config.two_shot):
+                ptx.st_relaxed_sys_v4(box.own + self.result_at(box, place), (Uint32(EMPTY),) * CHUNK_WORDS)
+            else:
+                addr = box.own + box.row(0) + Int64(place) * CHUNK_BYTES
+                device.clear_chunk(box, addr, self.config.layout.world_size)
+
+    def owner(self, place: Int32) -> Int32:
+        """The rank that owns a chunk (two-shot)."""
+        return (place // WARP) % self.config.layout.world_size
+
+    def result_at(self, box: Mailbox, place: Int32) -> Int64:
+        """Bytes to a result in a mailbox (two-shot)."""
+        return box.row(self.owner(place)) + Int64(place) * CHUNK_BYTES

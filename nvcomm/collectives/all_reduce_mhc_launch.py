@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiling and launching the fused kernels of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.runtime import make_fake_stream
+
+from nvcomm import jit
+from nvcomm.collectives.all_reduce import ReduceProtocol, choose
+from nvcomm.collectives.all_reduce_mhc_checks import BoundaryTensors, ExpertTensors
+from nvcomm.collectives.all_reduce_mhc_config import MhcConfig, MhcPart, MhcShape, PublishTarget
+from nvcomm.collectives.all_reduce_mhc_kernel import AllReduceMhcKernel
+from nvcomm.errors import UsageError
+from nvcomm.mailbox import MailboxLayout
+from nvcomm.options import Options
+
+# Of the CTAs that a device could hold, the fraction that it holds where they come in clusters: a cluster lies within
+# one GPC, whose last places may be too few for one. Measured: 0.90 at two CTAs a multiprocessor, clusters of 5 (H200).
+_CLUSTERS_FIT = 0.85
+
+# World size -> bytes of x from which two-shot is the faster one (docs/results/all_reduce.md).
+MHC_SWITCH_BYTES = {1: 1 << 31, 2: 1 << 31, 3: 1 << 20, 4: 1 << 19, 5: 1 << 19, 6: 1 << 18, 7: 1 << 18, 8: 1 << 18}
+
+
+def fake_args(world_size: int) -> tuple[object, ...]:
+    """Placeholders for the parameters of `AllReduceMhcKernel.__call__`."""
+    box = ([Int64(0)] * world_size, Int64(0), Int64(0), Int64(0), Int64(0))
+    return (*[Int64(0)] * 11, Float32(0), Int32(1), *box, Int32(0), Int32(1), make_fake_stream())
+
+
+class MhcLauncher:
+    """The fused kernels of one rank for one shape."""
+
+    def __init__(
+        self, shape: MhcShape, parts: tuple[MhcPart, ...], layout: MailboxLayout, options: Options,
+        box_args: tuple[Any, ...], *, rank: int, places: Callable[[int], int], multicast: bool, order: Any,
+    ) -> None:  # fmt: skip
+        """Compiles and loads the kernels of `parts`; waits for the device (R9).
+
+        Args:
+            shape: the model's sizes.
+            parts: what will be called.
+            layout: the mailbox.
+            options: the communicator's.
+            box_args: peers, multicast pointer, state, fault record and timeout, as kernels take them.
+            rank: this rank.
+            places: CTAs a rank may launch (R8) of a kernel of which so many fit one multiprocessor.
+            multicast: whether there is a multicast pointer.
+            order: the engine's `CallOrder`.
+
+        Raises:
+            UsageError: not one cluster of a row's CTAs may be resident.
+        """
+        self.shape = shape
+        self._layout = layout
+        self._options = options
+        self._box_args = box_args
+        self._rank = rank
+        self._multicast = multicast
+        self._order = order
+        config = self._config("fused", two_shot=False)
+        self._max_clusters = int(places(config.ctas_per_sm) * (_CLUSTERS_FIT if config.cluster > 1 else 1))
+        self._max_clusters //= config.cluster
+        # an early trigger has already been counted as a second grid
+        self._max_half_clusters = self._max_clusters // (2 if options.pdl == "safe" else 1)
+        if self._max_clusters == 0 or (self._max_half_clusters == 0 and "collect" in parts):
+            raise UsageError(
+                f"a row of {shape.hidden} takes {config.cluster} CTAs, and this rank may hold fewer: raise "
+                "device_share, use fewer ranks a GPU, or pdl='safe'."
+            )
+        self._kernels: dict[tuple[MhcPart, bool], jit.CompiledKernel] = {}
+        for part in parts:
+            for two_shot in (False, True) if part in ("fused", "finalize") else (False,):
+                self._kernels[part, two_shot] = self._compile(part, two_shot=two_shot)
+
+    def fused(self, x: torch.Tensor, tensors: BoundaryTensors, protocol: ReduceProtocol) -> None:
+        """All of it, from a contribution."""
+        self._launch("fused", protocol, tensors.residual.shape[0], (x.data_ptr(), 0, 0, 0), tensors)
+
+    def finalize(self, experts: ExpertTensors, tensors: BoundaryTensors, protocol: ReduceProtocol) -> None:
+        """All of it, from a MoE output in expert order."""
+        sources = (experts.experts, experts.weights, experts.indices, experts.shared)
+        pointers = tuple(0 if one is None else one.data_ptr() for one in sources)
+        self._launch("finalize", protocol, tensors.residual.shape[0], pointers, tensors)
+
+    def publish(self, x: torch.Tensor) -> None:
+        """The first half: publishes a contribution by LL, and waits for nobody."""
+        self._launch("publish", "ll", x.shape[0], (x.data_ptr(), 0, 0, 0), None)
+
+    def collect(self, tensors: BoundaryTensors) -> None:
+        """The second half, after `publish` or a kernel that published to `target()`."""
+        self._launch("collect", "ll", tensors.residual.shape[0], (0, 0, 0, 0), tensors)
+
+    def target(self) -> PublishTarget:
+        """Where a kernel has to store a contribution."""
+        peers, multicast_ptr, state = self._box_args[:3]
+        return PublishTarget(
+            tuple(peers), multicast_ptr, state, self._layout.slot_bytes, self._layout.row_offset(0, self._rank),
+            self.shape.row_bytes,
+        )  # fmt: skip
+
+    def _launch(
+        self, part: MhcPart, protocol: ReduceProtocol, rows: int, sources: tuple[int, ...],
+        tensors: BoundaryTensors | None,
+    ) -> None:  # fmt: skip
+        two_shot = (
+            choose(protocol, rows * self.shape.row_bytes, self._layout.world_size, MHC_SWITCH_BYTES) == "two_shot"
+        )
+        kernel = self._kernels.get((part, two_shot))
+        if kernel is None:
+            raise UsageError(
+                f"the kernels of {part!r} are not loaded: build this operation with parts=({part!r}, ...)."
+            )
+        pointers: tuple[int, ...] = (0,) * 7
+        eps = 0.0
+        if tensors is not None:
+            named = (
+                tensors.residual, tensors.post, tensors.comb, tensors.pre, tensors.norm_weight, tensors.new_residual,
+                tensors.h,
+            )  # fmt: skip
+            pointers = tuple(0 if one is None else one.data_ptr() for one in named)
+            eps = tensors.eps
+        # beside a collect kernel the publish kernel before it may still be resident (R8)
+        most = self._max_clusters if part in ("fused", "finalize") else self._max_half_clusters
+        clusters = min(most, rows)
+        stream, eager = self._order.enter()
+        kernel(*sources, *pointers, eps, rows, *self._box_args, self._rank, clusters, stream)
+        if eager:
+            self._order.leave(stream)
+
+    def _config(self, part: MhcPart, *, two_shot: bool) -> MhcConfig:
+        spin = self._options.protocol != "copy"
+        return MhcConfig(self._layout, self.shape, part, two_shot, self._multicast, self._options.pdl, spin)
+
+    def _compile(self, part: MhcPart, *, two_shot: bool) -> jit.CompiledKernel:
+        config = self._config(part, two_shot=two_shot)
+        args = fake_args(self._layout.world_size)
+        kernel = jit.compile_kernel(AllReduceMhcKernel(config), *args, key=(config,))
+        jit.preload(kernel)
+        return kernel
