@@ -10,6 +10,7 @@ A *spaced* graph has a turn after every gather instead, which checks that gather
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -36,6 +37,8 @@ class Gatherer(Protocol):
     def world_size(self) -> int: ...
 
     def all_gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor: ...
+
+    def serving(self) -> contextlib.AbstractContextManager[None]: ...
 
 
 class GpuRank:
@@ -73,7 +76,7 @@ class GpuRank:
 
     def capture(self, graphs: Sequence[GraphSpec]) -> list[Callable[[], None]]:
         """Captures and uploads the graphs; returns a launcher for each."""
-        captured = [Graph(self.stream, functools.partial(self._body, spec)) for spec in graphs]
+        captured = [Graph(self.stream, functools.partial(self._serve, spec)) for spec in graphs]
         self._graphs += captured
         return [graph.launcher() for graph in captured]
 
@@ -90,6 +93,11 @@ class GpuRank:
         graphs, self._graphs = self._graphs, []
         for graph in graphs:
             graph.close()
+
+    def _serve(self, spec: GraphSpec) -> None:
+        """One agent delivers for the whole launch, where the transport has one: copies outlive their gathers."""
+        with self.comm.serving():
+            self._body(spec)
 
     def _body(self, spec: GraphSpec) -> None:
         """Launches everything that one launch of a graph does."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,9 +12,7 @@ import torch
 
 import nvcomm
 from nvcomm import group as groups
-from nvcomm.env import multicast_disabled_by
 from nvcomm.errors import GroupError, PeerTimeoutError, UnsupportedError, UsageError
-from nvcomm.options import Options
 from stress.drive import Driver
 from stress.gpu_facts import Facts, collect_facts, find_positions, find_waits, merge_facts
 from stress.gpu_rank import GpuRank
@@ -93,19 +90,11 @@ class PeerRunner:
             )
         self._runs += 1
         others = Others(self._group, f"run{self._runs}", config.timeout_s)
-        if config.transport == "peer":
-            # The one switch there is; read when the memory is built, by this process alone.
-            os.environ["NVCOMM_DISABLE_MULTICAST"] = "1"
         options = _world_options(config)
         with nvcomm.Communicator(others.group, self._device, max_bytes=MAX_BYTES, **options) as comm:
-            multicast = comm.engine.multicast  # type: ignore[attr-defined]
-            if config.transport == "multicast" and not multicast:
-                raise UnsupportedError(
-                    f"these ranks share no multicast memory ({multicast_disabled_by() or 'no NVSwitch between them'}): "
-                    "use --transport peer; `nvcomm doctor` says more."
-                )
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             outcome = replay([comm], [stream], config, progress, self._on_hang, others)
+            multicast = comm.engine.multicast  # type: ignore[attr-defined]
             return dataclasses.replace(outcome, transport="multicast" if multicast else "peer")
 
     def close(self) -> None:
@@ -196,14 +185,13 @@ def replay(
 
 
 def _world_options(config: RunConfig) -> dict[str, Any]:
-    options: dict[str, Any] = {"timeout_s": config.timeout_s, "pdl": config.pdl}
-    if config.protocol != "mailbox":
-        options["protocol"] = config.protocol
-    if config.transport == "delayed":
-        if "transport" not in {field.name for field in dataclasses.fields(Options)}:
-            raise UnsupportedError("the delayed transport is not there in GPU worlds: use --world host.")
-        options["transport"] = "delayed"
-    return options
+    return {
+        "timeout_s": config.timeout_s,
+        "pdl": config.pdl,
+        "protocol": config.protocol,
+        "transport": config.transport,
+        "seed": config.seed & 0xFFFFFFFF,
+    }
 
 
 def device_of(local_rank: int) -> torch.device:

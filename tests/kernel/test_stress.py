@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -35,6 +36,9 @@ class Copier:
         for row in out:
             row.copy_(x)
         return out
+
+    def serving(self):
+        return contextlib.nullcontext()
 
 
 @pytest.fixture
@@ -174,6 +178,13 @@ def test_a_short_run_is_proven(pdl):
     assert result["control"]["first_bad"]["kind"] == "stale"
     assert result["audit"] == []
     assert result["machine"]["gpu"]
+
+
+def test_the_delayed_transport_is_proven_too():
+    code, result, errors = stress("--world", "virtual", "--replays", "2000", "--transport", "delayed")
+    assert code == report.EXIT_PROVEN, errors
+    assert (result["transport"], result["bad_words"], result["gathers"]) == ("delayed", 0, 6000)
+    assert result["control"]["first_bad"]["kind"] == "stale"
 
 
 def test_the_known_bad_protocol_exits_1_with_the_first_word_decoded():
