@@ -27,8 +27,7 @@ import torch.distributed as dist  # noqa: E402
 
 from nvcomm.errors import CapabilityError, GroupError, UsageError  # noqa: E402
 from nvcomm.group import StoreGroup, local_groups  # noqa: E402
-from nvcomm.memory import Memory, meeting_folder, symmetric  # noqa: E402
-from nvcomm.memory.meeting_folder import MeetingFolder  # noqa: E402
+from nvcomm.memory import Memory, symmetric  # noqa: E402
 from nvcomm.memory.symmetric import SymmetricMemory, TorchSymmetricMemory  # noqa: E402
 
 SIZE = 4096
@@ -356,48 +355,6 @@ def test_pytorch_finds_ranks_and_store_under_the_name_and_only_during_the_rendez
     assert group.child_store("nvcomm/some name").get("key") == b"value"
     with pytest.raises(RuntimeError, match="some name"):
         c10d._resolve_process_group("nvcomm/some name")
-
-
-class TestMeetingFolder:
-    def test_it_is_private_and_removed_by_its_maker(self, folders):
-        maker, guest = MeetingFolder(), MeetingFolder()
-        maker.create()
-        guest.join(maker.path)
-        assert maker.path.stat().st_mode & 0o777 == 0o700
-        (maker.path / "symm_mem-1").touch()
-        guest.remove()
-        assert maker.path.exists()
-        maker.remove()
-        maker.remove()
-        assert not list(folders.iterdir())
-
-    def test_a_folder_open_to_others_a_link_and_a_missing_one_are_refused(self, folders):
-        maker = MeetingFolder()
-        maker.create()
-        link = folders / "link"
-        link.symlink_to(maker.path)
-        with pytest.raises(PermissionError, match="mode 0700"):
-            MeetingFolder().join(link)
-        maker.path.chmod(0o777)
-        with pytest.raises(PermissionError, match="mode 0777"):
-            MeetingFolder().join(maker.path)
-        with pytest.raises(FileNotFoundError):
-            MeetingFolder().join(folders / "missing")
-
-    def test_a_folder_of_another_user_is_refused(self, monkeypatch):
-        maker = MeetingFolder()
-        maker.create()
-        monkeypatch.setattr(meeting_folder.os, "geteuid", lambda: os.getuid() + 1)
-        with pytest.raises(PermissionError, match="owner"):
-            MeetingFolder().join(maker.path)
-
-    def test_a_path_that_does_not_fit_into_a_socket_address_is_refused(self, folders, monkeypatch):
-        deep = folders / ("d" * 80)
-        deep.mkdir()
-        monkeypatch.setattr(tempfile, "tempdir", str(deep))
-        with pytest.raises(OSError, match="Set TMPDIR to a shorter one"):
-            MeetingFolder().create()
-        assert not list(deep.iterdir())
 
 
 def test_a_folder_that_cannot_be_made_or_joined_is_the_same_error_on_all(tmp_path, folders):
