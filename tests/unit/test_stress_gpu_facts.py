@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("cutlass")
 
+from nvcomm.errors import GroupError  # noqa: E402
+from nvcomm.group import local_groups  # noqa: E402
+from stress import replay_gpu  # noqa: E402
 from stress.decode import BadWord, Origin  # noqa: E402
 from stress.gpu_facts import merge_facts  # noqa: E402
 from stress.hang import Position, Wait  # noqa: E402
@@ -57,3 +62,48 @@ def test_a_hang_keeps_every_rank_that_waited():
     assert outcome.hang.root_ranks == (1,)
     assert outcome.hang.positions == (Position(1, 3, 0),)
     assert outcome.audit == ()
+
+
+def together(*calls):
+    """Runs the calls at once, as the processes of a world do; their results in order."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+
+
+def test_processes_agree_and_tell_each_other_what_they_saw():
+    groups = local_groups(2)
+
+    def process(rank: int):
+        others = replay_gpu.Others(groups[rank], "run1", 1.0)
+        return others.agree(rank == 1), others.agree(False), others.gather(facts(bad_words=rank))
+
+    first, second = together(lambda: process(0), lambda: process(1))
+    assert first[:2] == second[:2] == (True, False)
+    assert first[2] == second[2]
+    assert [fact["bad_words"] for fact in first[2]] == [0, 1]
+
+
+def test_a_run_that_ranks_left_at_different_places_does_not_spoil_the_next():
+    groups = local_groups(2)
+
+    def process(rank: int):
+        for name in ("run1", "run2"):
+            others = replay_gpu.Others(groups[rank], name, 1.0)
+            if name == "run2" or rank == 0:
+                # Rank 1 leaves run 1 without asking: rank 0 notices, within the timeout.
+                with pytest.raises(GroupError) if name == "run1" else contextlib.nullcontext():
+                    others.agree(False)
+            told = others.gather(facts(bad_words=rank))
+        return told
+
+    for told in together(lambda: process(0), lambda: process(1)):
+        assert [fact["bad_words"] for fact in told] == [0, 1]
+
+
+def test_a_process_that_is_gone_makes_it_a_hang(monkeypatch):
+    groups = local_groups(2)
+    others, _ = together(*[lambda group=group: replay_gpu.Others(group, "run1", 1.0) for group in groups])
+    monkeypatch.setattr(replay_gpu, "MEET_S", 0.3)
+    outcome = merge_facts(others.gather(facts()), 8, 1.0)
+    assert outcome.hang is not None
+    assert "rank 1" in outcome.hang.reason
