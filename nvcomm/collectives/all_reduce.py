@@ -9,10 +9,11 @@ time alone; every rank makes the same one, because it depends on nothing but the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import torch
-from cutlass import Int32, Int64
+from cutlass import Int32, Int64, Uint32
 from cutlass.cute.runtime import make_fake_stream
 
 from nvcomm import jit, mailbox
@@ -23,10 +24,14 @@ from nvcomm.collectives.all_reduce_two_shot import AllReduceTwoShotKernel
 from nvcomm.collectives.reduce_scatter import ReduceScatterKernel
 from nvcomm.collectives.tensors import access_bytes
 from nvcomm.device import WARP
+from nvcomm.env import settings
 from nvcomm.errors import UsageError
 from nvcomm.mailbox import CHUNK_BYTES, MailboxLayout
 from nvcomm.options import Options
 
+# (operation, dtype, kernel, its arguments up to the rank, CTAs or clusters): adds what a launch says of itself, and the
+# stream.
+Launcher = Callable[[str, torch.dtype, jit.CompiledKernel, tuple[Any, ...], int], None]
 ReduceProtocol = Literal["auto", "ll", "two_shot"]
 ReduceOp = Literal["all_reduce", "reduce_scatter"]
 DTYPES: dict[torch.dtype, Dtype] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -61,7 +66,8 @@ def fake_args(world_size: int, kernel: type[Any]) -> tuple[object, ...]:
     """Placeholders for the parameters of a reducing kernel."""
     sizes = (Int32(1), Int32(1)) if kernel is ReduceScatterKernel else (Int32(1),)
     box = ([Int64(0)] * world_size, Int64(0), Int64(0), Int64(0), Int64(0))
-    return (Int64(0), Int64(0), *box, *sizes, Int32(0), Int32(1), make_fake_stream())
+    call = (Uint32(0), Uint32(0), Uint32(0))
+    return (Int64(0), Int64(0), *box, *sizes, Int32(0), *call, Int32(1), make_fake_stream())
 
 
 class Reductions:
@@ -69,7 +75,7 @@ class Reductions:
 
     def __init__(
         self, layout: MailboxLayout, options: Options, box_args: tuple[Any, ...], *, rank: int, max_ctas: int,
-        multicast: bool,
+        multicast: bool, launcher: Launcher,
     ) -> None:  # fmt: skip
         """Compiles nothing yet.
 
@@ -80,6 +86,7 @@ class Reductions:
             rank: this rank.
             max_ctas: most CTAs of a launch (R8).
             multicast: whether there is a multicast pointer.
+            launcher: how the engine launches.
         """
         self._layout = layout
         self._options = options
@@ -87,6 +94,7 @@ class Reductions:
         self._rank = rank
         self._max_ctas = max_ctas
         self._multicast = multicast
+        self._launcher = launcher
         self._kernels: dict[tuple[type[Any], Dtype, int], jit.CompiledKernel] = {}
 
     def ready(self, op: ReduceOp, dtype: torch.dtype) -> bool:
@@ -107,30 +115,36 @@ class Reductions:
                 self._kernels[key] = jit.compile_kernel(kernel(config), *args, key=(config,))
                 jit.preload(self._kernels[key])
 
-    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, protocol: ReduceProtocol, stream: int) -> None:
+    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, protocol: ReduceProtocol) -> None:
         """Launches an all-reduce of checked tensors."""
         world_size = self._layout.world_size
+        chosen = choose(protocol, x.nbytes, world_size)
         kernel, chunks_a_thread = {"ll": (AllReduceLLKernel, 1), "two_shot": (AllReduceTwoShotKernel, world_size)}[
-            choose(protocol, x.nbytes, world_size)
+            chosen
         ]
         launch = self._kernel(kernel, x, out, x.nbytes)
         # a warp of the two-shot kernel takes whole spans of 32 chunks of each owner
         warps = math.ceil(mailbox.num_chunks(x.nbytes) / (WARP * chunks_a_thread))
         ctas = min(self._max_ctas, math.ceil(warps / (THREADS // WARP)))
-        launch(x.data_ptr(), out.data_ptr(), *self._box_args, x.nbytes, self._rank, ctas, stream)
+        args = (x.data_ptr(), out.data_ptr(), *self._box_args, x.nbytes, self._rank)
+        self._launcher(f"all_reduce {chosen}", x.dtype, launch, args, ctas)
 
-    def reduce_scatter(self, x: torch.Tensor, out: torch.Tensor, stream: int) -> None:
+    def reduce_scatter(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Launches a reduce-scatter of checked tensors; `x` has at least one row of at least one element."""
         rows, row_bytes = x.shape[0], x.nbytes // x.shape[0]
         launch = self._kernel(ReduceScatterKernel, x, out, row_bytes)
         largest = math.ceil(rows / self._layout.world_size) * row_bytes
         ctas = min(self._max_ctas, math.ceil(mailbox.num_chunks(largest) / THREADS))
-        launch(x.data_ptr(), out.data_ptr(), *self._box_args, rows, row_bytes, self._rank, ctas, stream)
+        args = (x.data_ptr(), out.data_ptr(), *self._box_args, rows, row_bytes, self._rank)
+        self._launcher("reduce_scatter", x.dtype, launch, args, ctas)
 
     def _config(self, kernel: type[Any], dtype: Dtype, width: int) -> ReduceConfig:
         options = self._options
         multicast = self._multicast and kernel is not ReduceScatterKernel  # whose every word goes to one rank
-        return ReduceConfig(self._layout, dtype, width, multicast, options.pdl, THREADS, options.protocol != "copy")
+        return ReduceConfig(
+            self._layout, dtype, width, multicast, options.pdl, THREADS, options.protocol != "copy",
+            device_checks=settings().device_checks > 0, delayed=options.transport == "delayed",
+        )  # fmt: skip
 
     def _kernel(self, kernel: type[Any], x: torch.Tensor, out: torch.Tensor, granule: int) -> jit.CompiledKernel:
         dtype = DTYPES[x.dtype]

@@ -22,6 +22,8 @@ class ReduceConfig:
         pdl: see `nvcomm.options.Options`.
         threads: threads of a CTA.
         spin: False makes it a copy: the same loads, stores and clears, with whatever is in the mailbox.
+        device_checks: overlapping and differing calls are recorded (R7, R11).
+        delayed: publish into the outbox of the delayed transport.
     """
 
     layout: MailboxLayout
@@ -31,6 +33,8 @@ class ReduceConfig:
     pdl: Pdl = "safe"
     threads: int = 256
     spin: bool = True
+    device_checks: bool = False
+    delayed: bool = False
 
     def __post_init__(self) -> None:
         assert self.access_bytes % ELEM_BYTES[self.dtype] == 0

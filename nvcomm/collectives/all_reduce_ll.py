@@ -22,10 +22,12 @@ from cutlass import Boolean, Int32, Int64, Uint32, const_expr
 
 from nvcomm import device, mailbox
 from nvcomm.collectives import all_reduce_turn as turn
+from nvcomm.collectives.all_reduce_call import begin, compare, end, open_box
 from nvcomm.collectives.all_reduce_config import ReduceConfig
 from nvcomm.collectives.all_reduce_tree import sendable, sum_rows
 from nvcomm.collectives.tensors import load_chunk, store_chunk
-from nvcomm.device import Mailbox
+from nvcomm.device import WARP, Mailbox
+from nvcomm.device_checks import CallWords
 from nvcomm.mailbox import CHUNK_WORDS
 from nvcomm.ptx import memory as ptx
 
@@ -48,11 +50,16 @@ class AllReduceLLKernel:
         timeout_ns: Int64,
         num_bytes: Int32,
         rank: Int32,
+        site: Uint32,
+        kind: Uint32,
+        tag: Uint32,
         ctas: Int32,
         stream: CUstream,
     ) -> None:
         """Launches the kernel on `num_bytes` of input and output; the rest as for the all-gather."""
-        self.kernel(inp, out, peers, multicast_ptr, state, fault_record, timeout_ns, num_bytes, rank).launch(
+        self.kernel(
+            inp, out, peers, multicast_ptr, state, fault_record, timeout_ns, num_bytes, rank, site, kind, tag
+        ).launch(
             grid=(ctas, 1, 1),
             block=(self.config.threads, 1, 1),
             stream=stream,
@@ -73,25 +80,23 @@ class AllReduceLLKernel:
         timeout_ns: Int64,
         num_bytes: Int32,
         rank: Int32,
+        site: Uint32,
+        kind: Uint32,
+        tag: Uint32,
     ) -> None:
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         num_ctas, _, _ = cute.arch.grid_dim()
-        if const_expr(config.pdl != "off"):
-            cute.arch.griddepcontrol_wait()  # R1 (i)
-            if const_expr(config.pdl == "early"):
-                cute.arch.griddepcontrol_launch_dependents()  # R1 (iii)
+        call = CallWords(site, kind, num_bytes, tag)
+        begin(config, config.pdl == "early", state, fault_record, rank, thread, call)
         step = num_ctas * config.threads
         first = cta * config.threads + thread
         num_chunks = (num_bytes + (mailbox.CHUNK_BYTES - 1)) // mailbox.CHUNK_BYTES
         slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(state)
         # in flight together with the state: one memory latency less before the first store
         ahead = self.load(inp, first, num_chunks, num_bytes)
-        box = Mailbox(
-            config.layout, config.multicast, rank, tuple(peers), multicast_ptr, state, fault_record, timeout_ns, slot,
-            generation,
-        )  # fmt: skip
+        box = open_box(config, rank, peers, multicast_ptr, state, fault_record, timeout_ns, slot, generation)
         live = Boolean(broken == 0)  # a broken communicator publishes nothing (R10)
         chunk = first
         while chunk < num_chunks:
@@ -104,6 +109,7 @@ class AllReduceLLKernel:
         last = turn.arrive(state, thread, num_ctas)
         wait = cute.make_rmem_tensor(1, Int64)
         wait[0] = Int64(0)
+        compare(config, box, call, Boolean(cta * config.threads + thread < WARP), live, wait)
         chunk = first
         while chunk < num_chunks:
             if live:
@@ -111,9 +117,7 @@ class AllReduceLLKernel:
             else:
                 store_chunk(out, chunk, num_bytes, config.access_bytes, [Uint32(device.FILL)] * CHUNK_WORDS)
             chunk += step
-        turn.step(state, slot, generation, num_bytes, last, broken)
-        if const_expr(config.pdl != "early"):
-            turn.release(thread, trigger=config.pdl == "safe")
+        end(config, state, slot, generation, num_bytes, last, broken, thread, num_ctas)
 
     def load(
         self, inp: Int64, chunk: Int32, num_chunks: Int32, num_bytes: Int32

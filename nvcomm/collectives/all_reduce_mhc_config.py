@@ -67,6 +67,8 @@ class MhcConfig:
         multicast: publish with one multicast store instead of one store per rank.
         pdl: see `nvcomm.options.Options`.
         spin: False makes it a copy: the same loads, stores and clears, with whatever is in the mailbox.
+        device_checks: overlapping and differing calls are recorded (R7, R11).
+        delayed: publish into the outbox of the delayed transport.
     """
 
     layout: MailboxLayout
@@ -76,6 +78,8 @@ class MhcConfig:
     multicast: bool = False
     pdl: Pdl = "safe"
     spin: bool = True
+    device_checks: bool = False
+    delayed: bool = False
 
     @property
     def cluster(self) -> int:

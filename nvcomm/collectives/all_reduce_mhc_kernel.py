@@ -30,12 +30,14 @@ from nvcomm import device
 from nvcomm.collectives import all_reduce_mhc_math as math
 from nvcomm.collectives import all_reduce_mhc_norm as norm
 from nvcomm.collectives import all_reduce_turn as turn
+from nvcomm.collectives.all_reduce_call import begin, compare, end, open_box
 from nvcomm.collectives.all_reduce_config import ReduceConfig
 from nvcomm.collectives.all_reduce_mhc_config import MhcConfig
 from nvcomm.collectives.all_reduce_source import ExpertSource, Source, TensorSource
 from nvcomm.collectives.all_reduce_tree import sendable, sum_rows
 from nvcomm.collectives.all_reduce_two_shot import AllReduceTwoShotKernel
 from nvcomm.device import WARP, Mailbox
+from nvcomm.device_checks import CallWords
 from nvcomm.mailbox import CHUNK_BYTES, CHUNK_WORDS, EMPTY
 from nvcomm.ptx import arith, cluster, mma
 from nvcomm.ptx import memory as ptx
@@ -48,7 +50,9 @@ class AllReduceMhcKernel:
         self.config = config
         self.publishes = config.part != "collect"
         self.collects = config.part != "publish"
-        flat = ReduceConfig(config.layout, "bf16", CHUNK_BYTES, config.multicast, config.pdl, spin=config.spin)
+        flat = ReduceConfig(
+            config.layout, "bf16", CHUNK_BYTES, config.multicast, config.pdl, spin=config.spin, delayed=config.delayed
+        )
         self.two_shot = AllReduceTwoShotKernel(flat)
 
     @cute.jit
@@ -73,6 +77,9 @@ class AllReduceMhcKernel:
         fault_record: Int64,
         timeout_ns: Int64,
         rank: Int32,
+        site: Uint32,
+        kind: Uint32,
+        tag: Uint32,
         clusters: Int32,
         stream: CUstream,
     ) -> None:
@@ -89,13 +96,14 @@ class AllReduceMhcKernel:
             eps: added to the mean square.
             rows: of this call, not 0.
             peers, multicast_ptr, state, fault_record, timeout_ns, rank: see `nvcomm.device.Mailbox`.
+            site, kind, tag: see `nvcomm.device_checks.CallWords`; not read without device checks.
             clusters: clusters of the grid, the same on every rank.
             stream: where it runs.
         """
         config = self.config
         self.kernel(
             x, expert_weights, expert_indices, shared, residual, post, comb, pre, norm_weight, new_residual, h, eps,
-            rows, peers, multicast_ptr, state, fault_record, timeout_ns, rank,
+            rows, peers, multicast_ptr, state, fault_record, timeout_ns, rank, site, kind, tag,
         ).launch(
             grid=(clusters * config.cluster, 1, 1),
             block=(config.threads, 1, 1),
@@ -129,6 +137,9 @@ class AllReduceMhcKernel:
         fault_record: Int64,
         timeout_ns: Int64,
         rank: Int32,
+        site: Uint32,
+        kind: Uint32,
+        tag: Uint32,
     ) -> None:
         config = self.config
         shape = config.shape
@@ -143,15 +154,12 @@ class AllReduceMhcKernel:
         if const_expr(self.collects):
             norm.start(config)
             weight = ptx.ld_weak_v4_if(norm_weight + Int64(chunk) * CHUNK_BYTES, inside & (pre != 0))
-        if const_expr(config.pdl != "off" and self.publishes):
-            cute.arch.griddepcontrol_wait()  # R1 (i)
-            if const_expr(config.pdl == "early" or not self.collects):
-                cute.arch.griddepcontrol_launch_dependents()  # R1 (iii); a publish kernel triggers after its wait (i)
+        call = CallWords(site, kind, rows * shape.row_bytes, tag)
+        if const_expr(self.publishes):
+            # a publish kernel triggers after its wait (R1 i)
+            begin(config, config.pdl == "early" or not self.collects, state, fault_record, rank, thread, call)
         slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(state)
-        box = Mailbox(
-            config.layout, config.multicast, rank, tuple(peers), multicast_ptr, state, fault_record, timeout_ns, slot,
-            generation,
-        )  # fmt: skip
+        box = open_box(config, rank, peers, multicast_ptr, state, fault_record, timeout_ns, slot, generation)
         live = Boolean(broken == 0)  # a broken communicator publishes nothing (R10)
         wait = cute.make_rmem_tensor(1, Int64)
         wait[0] = Int64(0)
@@ -166,6 +174,9 @@ class AllReduceMhcKernel:
                 self.publish_rows(box, source, chunk, inside, first, step, rows, live)
         if const_expr(self.collects):
             last = turn.arrive(state, thread, num_ctas)
+            if const_expr(config.device_checks and not self.publishes and config.pdl != "off"):
+                cute.arch.griddepcontrol_wait()  # R1 (i): before the header is published
+            compare(config, box, call, Boolean(block * config.threads + thread < WARP), live, wait)
             row = first
             odd = Uint32(0)
             smem = cluster.shared_base()
@@ -177,9 +188,7 @@ class AllReduceMhcKernel:
                 )  # fmt: skip
                 odd = odd ^ Uint32(1)
                 row += step
-            turn.step(state, slot, generation, rows * shape.row_bytes, last, broken)
-            if const_expr(config.pdl != "early"):
-                turn.release(thread, config.pdl == "safe")  # R1 (ii)
+            end(config, state, slot, generation, rows * shape.row_bytes, last, broken, thread, num_ctas)
 
     @cute.jit
     def publish_rows(

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cute.runtime import make_fake_stream
 
 from nvcomm import jit
-from nvcomm.collectives.all_reduce import ReduceProtocol, choose
+from nvcomm.collectives.all_reduce import Launcher, ReduceProtocol, choose
 from nvcomm.collectives.all_reduce_mhc_checks import BoundaryTensors, ExpertTensors
 from nvcomm.collectives.all_reduce_mhc_config import MhcConfig, MhcPart, MhcShape, PublishTarget
 from nvcomm.collectives.all_reduce_mhc_kernel import AllReduceMhcKernel
+from nvcomm.env import settings
 from nvcomm.errors import UsageError
 from nvcomm.mailbox import MailboxLayout
 from nvcomm.options import Options
@@ -30,7 +31,8 @@ MHC_SWITCH_BYTES = {1: 1 << 31, 2: 1 << 31, 3: 1 << 20, 4: 1 << 19, 5: 1 << 19, 
 def fake_args(world_size: int) -> tuple[object, ...]:
     """Placeholders for the parameters of `AllReduceMhcKernel.__call__`."""
     box = ([Int64(0)] * world_size, Int64(0), Int64(0), Int64(0), Int64(0))
-    return (*[Int64(0)] * 11, Float32(0), Int32(1), *box, Int32(0), Int32(1), make_fake_stream())
+    call = (Uint32(0), Uint32(0), Uint32(0))
+    return (*[Int64(0)] * 11, Float32(0), Int32(1), *box, Int32(0), *call, Int32(1), make_fake_stream())
 
 
 class MhcLauncher:
@@ -38,7 +40,7 @@ class MhcLauncher:
 
     def __init__(
         self, shape: MhcShape, parts: tuple[MhcPart, ...], layout: MailboxLayout, options: Options,
-        box_args: tuple[Any, ...], *, rank: int, places: Callable[[int], int], multicast: bool, order: Any,
+        box_args: tuple[Any, ...], *, rank: int, places: Callable[[int], int], multicast: bool, launcher: Launcher,
     ) -> None:  # fmt: skip
         """Compiles and loads the kernels of `parts`; waits for the device (R9).
 
@@ -51,7 +53,7 @@ class MhcLauncher:
             rank: this rank.
             places: CTAs a rank may launch (R8) of a kernel of which so many fit one multiprocessor.
             multicast: whether there is a multicast pointer.
-            order: the engine's `CallOrder`.
+            launcher: how the engine launches.
 
         Raises:
             UsageError: not one cluster of a row's CTAs may be resident.
@@ -62,7 +64,7 @@ class MhcLauncher:
         self._box_args = box_args
         self._rank = rank
         self._multicast = multicast
-        self._order = order
+        self._launcher = launcher
         config = self._config("fused", two_shot=False)
         self._max_clusters = int(places(config.ctas_per_sm) * (_CLUSTERS_FIT if config.cluster > 1 else 1))
         self._max_clusters //= config.cluster
@@ -128,14 +130,16 @@ class MhcLauncher:
         # beside a collect kernel the publish kernel before it may still be resident (R8)
         most = self._max_clusters if part in ("fused", "finalize") else self._max_half_clusters
         clusters = min(most, rows)
-        stream, eager = self._order.enter()
-        kernel(*sources, *pointers, eps, rows, *self._box_args, self._rank, clusters, stream)
-        if eager:
-            self._order.leave(stream)
+        args = (*sources, *pointers, eps, rows, *self._box_args, self._rank)
+        operation = "all_reduce_mhc two_shot" if two_shot else "all_reduce_mhc ll"
+        self._launcher(operation, torch.bfloat16, kernel, args, clusters)
 
     def _config(self, part: MhcPart, *, two_shot: bool) -> MhcConfig:
         spin = self._options.protocol != "copy"
-        return MhcConfig(self._layout, self.shape, part, two_shot, self._multicast, self._options.pdl, spin)
+        return MhcConfig(
+            self._layout, self.shape, part, two_shot, self._multicast, self._options.pdl, spin,
+            device_checks=settings().device_checks > 0, delayed=self._options.transport == "delayed",
+        )  # fmt: skip
 
     def _compile(self, part: MhcPart, *, two_shot: bool) -> jit.CompiledKernel:
         config = self._config(part, two_shot=two_shot)

@@ -23,16 +23,18 @@ from collections.abc import Sequence
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Boolean, Int32, Int64, Uint32, const_expr, range_constexpr
+from cutlass import Boolean, Int32, Int64, Uint32, range_constexpr
 
 from nvcomm import device, mailbox
 from nvcomm.collectives import all_reduce_turn as turn
+from nvcomm.collectives.all_reduce_call import begin, compare, end, open_box, send_words
 from nvcomm.collectives.all_reduce_config import ReduceConfig
 from nvcomm.collectives.all_reduce_rows import collect_rows, owner_of
 from nvcomm.collectives.all_reduce_source import Source, TensorSource
 from nvcomm.collectives.all_reduce_tree import sendable, sum_rows
 from nvcomm.collectives.tensors import store_chunk
 from nvcomm.device import WARP, Mailbox
+from nvcomm.device_checks import CallWords
 from nvcomm.mailbox import CHUNK_BYTES, CHUNK_WORDS
 from nvcomm.ptx import memory as ptx
 
@@ -56,11 +58,16 @@ class AllReduceTwoShotKernel:
         timeout_ns: Int64,
         num_bytes: Int32,
         rank: Int32,
+        site: Uint32,
+        kind: Uint32,
+        tag: Uint32,
         ctas: Int32,
         stream: CUstream,
     ) -> None:
         """Launches the kernel on `num_bytes` of input and output; the rest as for the all-gather."""
-        self.kernel(inp, out, peers, multicast_ptr, state, fault_record, timeout_ns, num_bytes, rank).launch(
+        self.kernel(
+            inp, out, peers, multicast_ptr, state, fault_record, timeout_ns, num_bytes, rank, site, kind, tag
+        ).launch(
             grid=(ctas, 1, 1),
             block=(self.config.threads, 1, 1),
             stream=stream,
@@ -81,15 +88,16 @@ class AllReduceTwoShotKernel:
         timeout_ns: Int64,
         num_bytes: Int32,
         rank: Int32,
+        site: Uint32,
+        kind: Uint32,
+        tag: Uint32,
     ) -> None:
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         num_ctas, _, _ = cute.arch.grid_dim()
-        if const_expr(config.pdl != "off"):
-            cute.arch.griddepcontrol_wait()  # R1 (i)
-            if const_expr(config.pdl == "early"):
-                cute.arch.griddepcontrol_launch_dependents()  # R1 (iii)
+        call = CallWords(site, kind, num_bytes, tag)
+        begin(config, config.pdl == "early", state, fault_record, rank, thread, call)
         step = num_ctas * (config.threads // WARP) * self.span
         first = (cta * (config.threads // WARP) + thread // WARP) * self.span + thread % WARP
         num_chunks = (num_bytes + (CHUNK_BYTES - 1)) // CHUNK_BYTES
@@ -97,10 +105,7 @@ class AllReduceTwoShotKernel:
         ahead = cute.make_rmem_tensor(max(config.world_size - 1, 1) * CHUNK_WORDS, Uint32)
         source = TensorSource(inp, num_bytes, config.access_bytes)
         self.load(ahead, source, first, num_chunks, rank)  # in flight together with the state
-        box = Mailbox(
-            config.layout, config.multicast, rank, tuple(peers), multicast_ptr, state, fault_record, timeout_ns, slot,
-            generation,
-        )  # fmt: skip
+        box = open_box(config, rank, peers, multicast_ptr, state, fault_record, timeout_ns, slot, generation)
         live = Boolean(broken == 0)  # a broken communicator publishes nothing (R10)
         chunk = first
         while chunk < num_chunks:
@@ -111,6 +116,7 @@ class AllReduceTwoShotKernel:
         last = turn.arrive(state, thread, num_ctas)
         wait = cute.make_rmem_tensor(1, Int64)
         wait[0] = Int64(0)
+        compare(config, box, call, Boolean(cta * config.threads + thread < WARP), live, wait)
         chunk = first
         while chunk < num_chunks:
             owned = chunk + rank * WARP
@@ -124,9 +130,7 @@ class AllReduceTwoShotKernel:
             else:
                 self.fill(out, chunk, num_chunks, num_bytes)
             chunk += step
-        turn.step(state, slot, generation, num_bytes, last, broken)
-        if const_expr(config.pdl != "early"):
-            turn.release(thread, trigger=config.pdl == "safe")
+        end(config, state, slot, generation, num_bytes, last, broken, thread, num_ctas)
 
     def load(
         self,
@@ -163,7 +167,7 @@ class AllReduceTwoShotKernel:
             place = chunk + owner_of(rank, k, self.config.world_size) * WARP
             if live & (place < num_chunks):
                 sent = sendable([words[(k - 1) * CHUNK_WORDS + i] for i in range(CHUNK_WORDS)])
-                ptx.st_relaxed_sys_v4(box.peers[k] + box.row(rank) + Int64(place) * CHUNK_BYTES, sent)
+                send_words(box, k, box.row(rank) + Int64(place) * CHUNK_BYTES, sent)
 
     @cute.jit
     def reduce(self, box: Mailbox, source: Source, chunk: Int32, rank: Int32, wait: cute.Tensor) -> None:

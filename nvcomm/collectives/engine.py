@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -102,8 +102,9 @@ class DeviceEngine:
         )
         self._kernels = {width: self._compile(width) for width in ACCESS_BYTES}
         self._reductions = Reductions(
-            layout, options, self._box_args, rank=self.rank, max_ctas=max_ctas, multicast=self.multicast
-        )
+            layout, options, self._box_args, rank=self.rank, max_ctas=max_ctas, multicast=self.multicast,
+            launcher=self._launch,
+        )  # fmt: skip
         self.arm(options.generation)
 
     def _compile(self, width: int) -> jit.CompiledKernel:
@@ -152,14 +153,20 @@ class DeviceEngine:
         inp, result = x.data_ptr(), out.data_ptr()
         width = access_bytes(inp, result, num_bytes)
         ctas = min(self.max_ctas, math.ceil(mailbox.num_chunks(num_bytes) / THREADS))
+        args = (inp, result, *self._box_args, num_bytes, self.rank)
+        self._launch("all_gather", x.dtype, self._kernels[width], args, ctas)
+
+    def _launch(
+        self, operation: str, dtype: torch.dtype, kernel: jit.CompiledKernel, args: tuple[Any, ...], grid: int
+    ) -> None:
+        """Launches `kernel` on the current stream, in order (R7): `args` up to the rank, then what the call says."""
         if self._delivery is not None and not self._delivery.active:
             with self._delivery.serving():
-                self.all_gather(x, out)
+                self._launch(operation, dtype, kernel, args, grid)
             return
         stream, eager = self._order.enter()
         self._site = self._site % _LAST_SITE + 1
-        call = (self._site, kind_of("all_gather", x.dtype), 0)
-        self._kernels[width](inp, result, *self._box_args, num_bytes, self.rank, *call, ctas, stream)
+        kernel(*args, self._site, kind_of(operation, dtype), 0, grid, stream)
         if eager:
             self._order.leave(stream)
 
@@ -177,24 +184,18 @@ class DeviceEngine:
 
     def all_reduce(self, x: torch.Tensor, out: torch.Tensor, protocol: ReduceProtocol) -> None:
         """Launches one all-reduce of checked tensors on the current stream; see `Communicator.all_reduce`."""
-        stream, eager = self._order.enter()
-        self._reductions.all_reduce(x, out, protocol, stream)
-        if eager:
-            self._order.leave(stream)
+        self._reductions.all_reduce(x, out, protocol)
 
     def reduce_scatter(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Launches one reduce-scatter of checked tensors on the current stream."""
-        stream, eager = self._order.enter()
-        self._reductions.reduce_scatter(x, out, stream)
-        if eager:
-            self._order.leave(stream)
+        self._reductions.reduce_scatter(x, out)
 
     def mhc(self, shape: MhcShape, parts: tuple[MhcPart, ...]) -> MhcLauncher:
         """Compiles and loads the kernels of a sublayer boundary; see `Communicator.mhc`."""
         gather_ctas_per_sm = AllGatherConfig(self.layout).ctas_per_sm
         return MhcLauncher(
             shape, parts, self.layout, self.options, self._box_args, rank=self.rank, multicast=self.multicast,
-            places=lambda ctas_per_sm: self.max_ctas * ctas_per_sm // gather_ctas_per_sm, order=self._order,
+            places=lambda ctas_per_sm: self.max_ctas * ctas_per_sm // gather_ctas_per_sm, launcher=self._launch,
         )  # fmt: skip
 
     def fault(self) -> NvcommError | None:

@@ -21,11 +21,13 @@ from cutlass import Boolean, Int32, Int64, Uint32, const_expr, range_constexpr
 
 from nvcomm import device
 from nvcomm.collectives import all_reduce_turn as turn
+from nvcomm.collectives.all_reduce_call import begin, compare, end, open_box, send_words
 from nvcomm.collectives.all_reduce_config import ReduceConfig
 from nvcomm.collectives.all_reduce_rows import owner_of
 from nvcomm.collectives.all_reduce_tree import sendable, sum_rows
 from nvcomm.collectives.tensors import load_chunk, store_chunk
-from nvcomm.device import Mailbox
+from nvcomm.device import WARP, Mailbox
+from nvcomm.device_checks import CallWords
 from nvcomm.mailbox import CHUNK_BYTES, CHUNK_WORDS
 from nvcomm.ptx import memory as ptx
 
@@ -49,11 +51,16 @@ class ReduceScatterKernel:
         rows: Int32,
         row_bytes: Int32,
         rank: Int32,
+        site: Uint32,
+        kind: Uint32,
+        tag: Uint32,
         ctas: Int32,
         stream: CUstream,
     ) -> None:
         """Launches the kernel on `rows` rows of `row_bytes`; the rest as for the all-gather."""
-        self.kernel(inp, out, peers, multicast_ptr, state, fault_record, timeout_ns, rows, row_bytes, rank).launch(
+        self.kernel(
+            inp, out, peers, multicast_ptr, state, fault_record, timeout_ns, rows, row_bytes, rank, site, kind, tag
+        ).launch(
             grid=(ctas, 1, 1),
             block=(self.config.threads, 1, 1),
             stream=stream,
@@ -75,22 +82,20 @@ class ReduceScatterKernel:
         rows: Int32,
         row_bytes: Int32,
         rank: Int32,
+        site: Uint32,
+        kind: Uint32,
+        tag: Uint32,
     ) -> None:
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         num_ctas, _, _ = cute.arch.grid_dim()
-        if const_expr(config.pdl != "off"):
-            cute.arch.griddepcontrol_wait()  # R1 (i)
-            if const_expr(config.pdl == "early"):
-                cute.arch.griddepcontrol_launch_dependents()  # R1 (iii)
+        call = CallWords(site, kind, rows * row_bytes, tag)
+        begin(config, config.pdl == "early", state, fault_record, rank, thread, call)
         step = num_ctas * config.threads
         first = cta * config.threads + thread
         slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(state)
-        box = Mailbox(
-            config.layout, config.multicast, rank, tuple(peers), multicast_ptr, state, fault_record, timeout_ns, slot,
-            generation,
-        )  # fmt: skip
+        box = open_box(config, rank, peers, multicast_ptr, state, fault_record, timeout_ns, slot, generation)
         live = Boolean(broken == 0)  # a broken communicator publishes nothing (R10)
         chunk = first
         while chunk < num_chunks_of(part_bytes(0, rows, row_bytes, config.world_size)):  # the largest part
@@ -100,6 +105,7 @@ class ReduceScatterKernel:
         last = turn.arrive(state, thread, num_ctas)
         wait = cute.make_rmem_tensor(1, Int64)
         wait[0] = Int64(0)
+        compare(config, box, call, Boolean(cta * config.threads + thread < WARP), live, wait)
         num_bytes = part_bytes(rank, rows, row_bytes, config.world_size)
         chunk = first
         while chunk < num_chunks_of(num_bytes):
@@ -108,9 +114,7 @@ class ReduceScatterKernel:
             elif num_bytes > 0:
                 store_chunk(out, chunk, num_bytes, config.access_bytes, [Uint32(device.FILL)] * CHUNK_WORDS)
             chunk += step
-        turn.step(state, slot, generation, rows * row_bytes, last, broken)
-        if const_expr(config.pdl != "early"):
-            turn.release(thread, trigger=config.pdl == "safe")
+        end(config, state, slot, generation, rows * row_bytes, last, broken, thread, num_ctas)
 
     @cute.jit
     def send(self, box: Mailbox, inp: Int64, chunk: Int32, rows: Int32, row_bytes: Int32, rank: Int32) -> None:
@@ -130,7 +134,7 @@ class ReduceScatterKernel:
             owner = owner_of(rank, k, config.world_size)
             if chunk < num_chunks_of(part_bytes(owner, rows, row_bytes, config.world_size)):
                 sent = sendable([words[k * CHUNK_WORDS + i] for i in range(CHUNK_WORDS)])
-                ptx.st_relaxed_sys_v4(box.peers[k] + box.row(rank) + Int64(chunk) * CHUNK_BYTES, sent)
+                send_words(box, k, box.row(rank) + Int64(chunk) * CHUNK_BYTES, sent)
 
     @cute.jit
     def collect(self, box: Mailbox, out: Int64, chunk: Int32, num_bytes: Int32, wait: cute.Tensor) -> None:

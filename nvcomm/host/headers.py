@@ -13,7 +13,10 @@ import numpy as np
 from nvcomm.host.words import Words
 from nvcomm.mailbox import HEADER_WORDS, RECORD_BITS, RECORD_TAG
 
-OPERATIONS = ("all_gather", "all_reduce ll", "all_reduce two_shot", "reduce_scatter")
+OPERATIONS = (
+    "all_gather", "all_reduce ll", "all_reduce two_shot", "reduce_scatter", "all_reduce_mhc ll",
+    "all_reduce_mhc two_shot",
+)  # fmt: skip
 # By name and in this order, whatever torch calls them by: the index travels.
 DTYPES = (
     "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float8_e4m3fn", "float8_e5m2",
