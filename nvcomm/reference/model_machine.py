@@ -155,7 +155,9 @@ class Machine:
         grid = run.grids[rank][index]
         entries = self.plan.entries[self.plan.call(rank, index), grid.slot, rank]
         sources = {self.plan.parts(entries[cell].wanted[-1])[2] for cell in grid.pending}
-        return sorted(sources - {rank} or sources)  # its own word is late because another's is
+        if self.rules.report == "peers first":  # its own word is late because another's is
+            sources = sources - {rank} or sources
+        return sorted(sources)
 
     def _from_the_dead(self, run: Run, flight: Flight) -> bool:
         _, value, grid = flight

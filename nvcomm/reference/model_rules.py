@@ -106,6 +106,7 @@ class Rules:
     empty_call: str = "nothing"  # R12: a call in which nobody sends does nothing, or "advances"
     tokens: bool = True  # R12: who sends a rank no data sends it a token
     two_shot: str = "global"  # R12: or "packed" places, "own by mailbox", "results not collected"
+    report: str = "peers first"  # R10: whom a rank reports that waits for its own result too, or "any word"
     reset: tuple[Step, ...] = RESET  # R10b
     reset_slot: bool = True  # R10b: reset() takes every rank to the same slot
     in_order: bool = False  # assumption A2: one rank's publishes to one word land in order

@@ -199,6 +199,8 @@ def _protocol() -> Iterator[Configuration]:
     yield _one("pdl-split", "R1", OK, EVEN, without(grids=r.PDL_SPLIT, pdl=True, between=r.IDLE))
     yield _one("pdl-early", "R1 iii", OK, EVEN, without(grids=r.PDL_EARLY, pdl=True))
     yield _one("pdl-early-polite", "R1 iii", OK, EVEN, without(grids=r.PDL_EARLY, pdl=True, between=r.POLITE))
+    yield _one("timeout", "R10", OK, gathers(2, 1, 2), timeouts="any", note="no reset: late words of a call given up")
+    yield _one("timeout-3-ranks", "R10", OK, gathers(1, 1), world_size=3, timeouts="any")
     yield _one("death", "R10", OK, gathers(2, 1, 2), timeouts="stuck", mortal=(0, 1))
     yield _one("death-3-ranks", "R10", OK, gathers(1, 1, 1), world_size=3, timeouts="stuck", mortal=(0,))
     yield _one("death-two-shot", "R10", OK, two_shots(2, 2), timeouts="stuck", mortal=(0, 1))
@@ -207,6 +209,9 @@ def _protocol() -> Iterator[Configuration]:
     yield _one("reset-timeout", "R10b", OK, (*gathers(1, 1), RESET_CALL, *gathers(1, 1)), timeouts="any",
                note="ranks may be a generation apart")  # fmt: skip
     yield _one("reset-timeout-2-words", "R10b", OK, (*gathers(2, 1), RESET_CALL, *gathers(1, 2)), timeouts="any")
+    yield _one("reset-timeout-two-shot", "R10b", OK, (*two_shots(2, 2), RESET_CALL, *two_shots(2, 2)), timeouts="any")
+    yield _one("reset-timeout-3-ranks", "R10b", OK, (*gathers(1), RESET_CALL, *gathers(1)), world_size=3,
+               timeouts="any", slow=True)  # fmt: skip
     marked = without(reset=r.RESET_MARKED, in_order=True)
     yield _one("reset-marked", "R10b", OK, (*gathers(1), RESET_CALL, *gathers(1)), marked, timeouts="any")
     yield _one("walk-4-ranks", "all", OK, gathers(2, 1, 2, 1, 1), world_size=4, walks=100)
@@ -269,6 +274,8 @@ def _rules_off() -> Iterator[Configuration]:
     yield _one("R7-overlap", "R7", STALE, gathers(1, 1), without(order="overlap"), note="two streams, no event")
     yield _one("R7-overlap-checked", "R7", OVERLAP, gathers(1, 1), without(order="overlap", grids=r.CHECKED),
                note="the busy word reports it")  # fmt: skip
+    yield _one("R10-names-itself", "R10", Verdict.MISNAMED, two_shots(2), without(report="any word"), timeouts="stuck",
+               mortal=(0, 1), note="an owner reports its own result, which waits for the dead rank")  # fmt: skip
     yield _one("R12-empty-call", "R12", STALE, gathers(1, 0, 1), without(empty_call="advances"))
     yield _one("R12-broadcast", "R12", STALE, (Call("broadcast", (1,)),) * 3, without(tokens=False))
     yield _one("R12-uneven", "R12", STALE, (Call("gather", (1, 0)),) * 3, without(tokens=False))
