@@ -170,7 +170,8 @@ def test_nothing_to_sum_touches_nothing(ranks, operation):
 
 @pytest.mark.parametrize("operation", ["ll", "two_shot", "scatter"])
 def test_a_missing_rank_is_named_and_the_output_is_nan(ranks, operation):
-    world = ranks(3, timeout_s=0.3)
+    world = ranks(3)
+    world.hurry(0.3)
 
     def work(engine):
         if engine.rank == 1:
@@ -186,7 +187,8 @@ def test_a_missing_rank_is_named_and_the_output_is_nan(ranks, operation):
         return caught.value.root_rank
 
     assert world.run(work) == [1, None, 1]
-    world.run(lambda engine: engine.reset(5.0))
+    world.hurry(10.0)
+    world.run(lambda engine: engine.reset())
     out = [torch.empty(4) for _ in range(3)]
     world.run_clean(lambda engine: engine.all_reduce(torch.ones(4), out[engine.rank]))
     assert all((one == 3).all() for one in out)

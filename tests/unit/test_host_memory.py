@@ -61,12 +61,12 @@ def mappings() -> int:
 
 @pytest.fixture(autouse=True)
 def _nothing_leaks():
-    gc.collect()
     before = open_descriptors()
     assert mappings() == 0
     yield
-    gc.collect()
-    assert open_descriptors() == before
+    if open_descriptors() > before or mappings():
+        gc.collect()  # a traceback may hold a frame
+    assert open_descriptors() <= before
     assert mappings() == 0
 
 
