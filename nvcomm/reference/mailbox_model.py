@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from nvcomm.reference.model_table import Configuration, Outcome, ResidencyConfiguration, configurations
 
 HEADER = ("configuration", "rule", "rules off", "ranks x words", "search", "verdict", "trace", "states", "seconds")
-WIDTHS = (34, 7, 44, 13, 17, 9, 5, 8, 7)
+WIDTHS = (34, 7, 44, 13, 29, 9, 5, 8, 7)
 
 
 def _cells(configuration: Configuration | ResidencyConfiguration, outcome: Outcome | None) -> tuple[str, ...]:

@@ -85,7 +85,7 @@ class Configuration:
     def method(self) -> str:
         """How it is searched."""
         how = f"{self.walks} walks" if self.walks else "full" if self.full else "reduced"
-        return how + (", symmetry" if self.symmetry else "")
+        return how + (", symmetry" if self.symmetry else "") + (", on request" if self.slow else "")
 
     def run(self) -> Outcome:
         """Search; states and seconds are added up over the scenarios."""
