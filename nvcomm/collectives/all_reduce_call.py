@@ -13,6 +13,7 @@ from nvcomm import device
 from nvcomm.collectives import all_reduce_turn as turn
 from nvcomm.device import Mailbox
 from nvcomm.device_checks import CallWords, exchange_headers, leave_busy, take_busy
+from nvcomm.outbox import post
 from nvcomm.ptx import memory as ptx
 
 
@@ -59,7 +60,7 @@ def send_words(box: Mailbox, k: int, offset: Int64, words: tuple[Uint32, ...]) -
     if box.outbox is None:
         ptx.st_relaxed_sys_v4(box.peers[k] + offset, words)
     else:
-        device.post(box.outbox, box.peers[k] + offset, words)
+        post(box.outbox, box.peers[k] + offset, words)
 
 
 @cute.jit

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import torch
 
@@ -17,6 +17,7 @@ from nvcomm.group import Group
 from nvcomm.host import headers
 from nvcomm.host.all_gather import all_gather
 from nvcomm.host.all_reduce import all_reduce, choose
+from nvcomm.host.all_reduce_mhc import HostBoundary
 from nvcomm.host.mutations import MUTATIONS, steps_type
 from nvcomm.host.port import Counts, Port
 from nvcomm.host.recovery import audit, reset
@@ -30,6 +31,9 @@ from nvcomm.host.words import Bytes, require_x86_64
 from nvcomm.mailbox import GENERATION_MASK, STATE_BROKEN, STATE_BUSY, STATE_GENERATION, MailboxLayout
 from nvcomm.memory.host import HostMemory
 from nvcomm.stats import Audit, Stats
+
+if TYPE_CHECKING:
+    from nvcomm.collectives.all_reduce_mhc_config import MhcShape
 
 
 class HostEngine:
@@ -169,6 +173,10 @@ class HostEngine:
 
     def prepare(self, op: str, dtype: torch.dtype) -> None:
         """Nothing to compile or load."""
+
+    def mhc(self, shape: MhcShape, parts: tuple[str, ...]) -> HostBoundary:
+        """The sublayer boundary of one shape; see `Communicator.mhc`."""
+        return HostBoundary(shape, self._run, lambda: self._steps)
 
     @property
     def generation(self) -> int:
