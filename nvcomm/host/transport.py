@@ -18,8 +18,8 @@ from typing import Protocol
 from nvcomm.errors import NvcommError
 from nvcomm.host.words import Words, store_words
 
-# Most pieces arrive within some 0.1 ms, a few outlast whole calls; both well above a thread's wake-up time.
-_USUAL_DELAY_S, _LONG_DELAY_S, _LONG_DELAY_ODDS = 2e-4, 2e-3, 1 / 256
+# Most pieces arrive within some 0.1 ms, about what it takes to wake a thread; a few outlast whole calls.
+_USUAL_DELAY_S, _LONG_DELAY_S, _LONG_DELAY_ODDS = 1e-4, 2e-3, 1 / 256
 _MAX_PIECES = 4
 
 
@@ -91,12 +91,14 @@ class DelayedTransport:
         cuts = sorted(self._random.sample(range(1, len(words)), pieces - 1))
         now = time.monotonic()
         with self._changed:
+            first = self._outbox[0] if self._outbox else None
             for start, stop in itertools.pairwise([0, *cuts, len(words)]):
                 arrival = max(now + self._delay(), self._floor.get(lane, 0.0))
                 self._latest[lane] = max(arrival, self._latest.get(lane, 0.0))
                 piece = (arrival, next(self._numbers), target[start:stop], words[start:stop].copy())
                 heapq.heappush(self._outbox, piece)
-            self._changed.notify_all()
+            if self._outbox[0] is not first:  # else the agent's alarm is set already
+                self._changed.notify_all()
 
     def drain(self, timeout_s: float) -> None:
         """See `Transport.drain`."""
