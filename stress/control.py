@@ -75,7 +75,8 @@ def run_control(runner: Runner, config: RunConfig, protocol: ProtocolName, progr
             seed=(config.seed + attempt) % (1 << 64),
             replays=CONTROL_REPLAYS,
             duration_s=CONTROL_SECONDS,
-            timeout_s=min(config.timeout_s, CONTROL_TIMEOUT_S),
+            # Ranks of a wrong protocol wait in vain: not for long, where they need no time to find each other.
+            timeout_s=config.timeout_s if config.world == "peer" else min(config.timeout_s, CONTROL_TIMEOUT_S),
             stop_on_bad=True,
         )
         result = Control(protocol, runner.run(control, progress))

@@ -23,6 +23,8 @@ from nvcomm.residency import ctas_per_rank
 from nvcomm.streams import OwnedStream
 
 Rank = TypeVar("Rank")
+# Longer than compiling every kernel of a communicator takes, also where the ranks share few cores.
+COMPILE_S = 120.0
 
 
 class CudaWorld:
@@ -102,7 +104,8 @@ def build_peer(group: Group, device: torch.device, options: Options) -> DeviceEn
             raise UnsupportedError("transport='multicast': " + (_why_no_multicast() or "a rank's GPU has none."))
         try:
             engine = DeviceEngine(memory, layout, device, options, max_ctas=fewest, group=group)
-            group.barrier("nvcomm.peer.armed", options.timeout_s)  # nobody publishes into a mailbox not yet armed
+            # Nobody publishes into a mailbox not yet armed. A rank whose cache is cold compiles first.
+            group.barrier("nvcomm.peer.armed", options.timeout_s + COMPILE_S)
         except BaseException:
             memory.close()
             raise
