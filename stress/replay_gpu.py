@@ -18,7 +18,7 @@ from stress.gpu_facts import Facts, collect_facts, find_positions, find_waits, m
 from stress.gpu_rank import GpuRank
 from stress.hang import Hang
 from stress.plan import MAX_BYTES, SMALL_BYTES, Plan, PlanConfig, shape_for
-from stress.run import Outcome, Progress, RunConfig
+from stress.run import FIRST_GENERATION, Outcome, Progress, RunConfig
 from stress.watchdog import GRACE_S, Watchdog
 
 REPLAYS_PER_GRAPH = 8
@@ -187,6 +187,7 @@ def replay(
 def _world_options(config: RunConfig) -> dict[str, Any]:
     return {
         "timeout_s": config.timeout_s,
+        "generation": FIRST_GENERATION,
         "pdl": config.pdl,
         "protocol": config.protocol,
         "transport": config.transport,

@@ -25,7 +25,7 @@ from stress import oracle
 from stress.host_oracle import Words
 from stress.page import Field, State, StatusPage
 from stress.plan import Plan, Sizes
-from stress.run import RunConfig
+from stress.run import FIRST_GENERATION, RunConfig
 
 ORDER_CHUNK = 256
 # A Python rank is some fifty times slower than a kernel: the late rank sleeps as much longer.
@@ -73,6 +73,7 @@ def engine_options(config: RunConfig) -> dict[str, Any]:
     """Options of the engine."""
     return {
         "timeout_s": config.timeout_s,
+        "generation": FIRST_GENERATION,
         "mutations": frozenset({"late-copy"} if config.protocol == "late-copy" else ()),
         "transport": "delayed" if config.transport == "delayed" else "direct",
         "seed": config.seed,
