@@ -35,7 +35,7 @@ Launcher = Callable[[str, torch.dtype, jit.CompiledKernel, tuple[Any, ...], int]
 ReduceProtocol = Literal["auto", "ll", "two_shot"]
 ReduceOp = Literal["all_reduce", "reduce_scatter"]
 DTYPES: dict[torch.dtype, Dtype] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-THREADS = 256
+THREADS = 128  # a row of 5,120 bf16 then spreads over 5 multiprocessors
 
 # World size -> bytes of input from which two-shot is the faster one (docs/results/all_reduce.md). With two ranks both
 # protocols move as much, and LL waits once.
@@ -74,8 +74,8 @@ class Reductions:
     """The reducing kernels of one rank, compiled and loaded when first asked for."""
 
     def __init__(
-        self, layout: MailboxLayout, options: Options, box_args: tuple[Any, ...], *, rank: int, max_ctas: int,
-        multicast: bool, launcher: Launcher,
+        self, layout: MailboxLayout, options: Options, box_args: tuple[Any, ...], *, rank: int,
+        places: Callable[[int], int], multicast: bool, launcher: Launcher,
     ) -> None:  # fmt: skip
         """Compiles nothing yet.
 
@@ -84,7 +84,7 @@ class Reductions:
             options: the communicator's.
             box_args: peers, multicast pointer, state, fault record and timeout, as kernels take them.
             rank: this rank.
-            max_ctas: most CTAs of a launch (R8).
+            places: CTAs a rank may launch (R8) of a kernel of which so many fit one multiprocessor.
             multicast: whether there is a multicast pointer.
             launcher: how the engine launches.
         """
@@ -92,7 +92,7 @@ class Reductions:
         self._options = options
         self._box_args = box_args
         self._rank = rank
-        self._max_ctas = max_ctas
+        self._max_ctas = places(ReduceConfig(layout, "bf16", threads=THREADS).ctas_per_sm)
         self._multicast = multicast
         self._launcher = launcher
         self._kernels: dict[tuple[type[Any], Dtype, int], jit.CompiledKernel] = {}

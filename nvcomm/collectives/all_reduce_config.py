@@ -31,7 +31,7 @@ class ReduceConfig:
     access_bytes: int = 16
     multicast: bool = False
     pdl: Pdl = "safe"
-    threads: int = 256
+    threads: int = 128
     spin: bool = True
     device_checks: bool = False
     delayed: bool = False

@@ -102,7 +102,7 @@ class DeviceEngine:
         )
         self._kernels = {width: self._compile(width) for width in ACCESS_BYTES}
         self._reductions = Reductions(
-            layout, options, self._box_args, rank=self.rank, max_ctas=max_ctas, multicast=self.multicast,
+            layout, options, self._box_args, rank=self.rank, places=self._places, multicast=self.multicast,
             launcher=self._launch,
         )  # fmt: skip
         self.arm(options.generation)
@@ -192,11 +192,14 @@ class DeviceEngine:
 
     def mhc(self, shape: MhcShape, parts: tuple[MhcPart, ...]) -> MhcLauncher:
         """Compiles and loads the kernels of a sublayer boundary; see `Communicator.mhc`."""
-        gather_ctas_per_sm = AllGatherConfig(self.layout).ctas_per_sm
         return MhcLauncher(
-            shape, parts, self.layout, self.options, self._box_args, rank=self.rank, multicast=self.multicast,
-            places=lambda ctas_per_sm: self.max_ctas * ctas_per_sm // gather_ctas_per_sm, launcher=self._launch,
+            shape, parts, self.layout, self.options, self._box_args, rank=self.rank, places=self._places,
+            multicast=self.multicast, launcher=self._launch,
         )  # fmt: skip
+
+    def _places(self, ctas_per_sm: int) -> int:
+        """CTAs of a launch (R8) of a kernel of which so many fit one multiprocessor."""
+        return self.max_ctas * ctas_per_sm // AllGatherConfig(self.layout).ctas_per_sm
 
     def fault(self) -> NvcommError | None:
         """What the device recorded, if it did. Waits only after a fault, for a copy of the fault rows."""
