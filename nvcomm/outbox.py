@@ -7,7 +7,7 @@ rank's own memory, and another kernel (`nvcomm.collectives.delivery`) stores eac
 after a seeded pseudo-random delay; so a copy can land long after the collective that sent it has ended.
 
     counters   HEAD entries claimed, ENDED launches whose end was marked, DELIVERED launches an agent served
-    next       for each of the agent's threads, the entry that it serves next
+    next       for each of the agent's threads, the entry that it serves next, less its own index
     entries    RING x {address, 4 words, turn, count of words}; turn is 2 * lap while free, 2 * lap + 1 while full
 """
 

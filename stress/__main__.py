@@ -22,9 +22,11 @@ from stress.run import Outcome, Progress, RunConfig, Runner, World
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs; returns the exit code that the help text lists."""
-    # Virtual ranks wait for each other, so each stream needs its own hardware queue; CUDA reads this when it starts.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     options = parse(argv)
+    if other("RANK") is None:
+        # Virtual ranks wait for each other, so each stream needs its own hardware queue; CUDA reads this when it
+        # starts. A rank of its own needs no more than usual, and four MPS clients with 32 each get no contexts.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     console = Console(stderr=True)
     try:
         config = _configure(options)

@@ -34,7 +34,7 @@ class DeliverKernel:
     def kernel(self, box: Int64, seed: Uint32) -> None:
         thread, _, _ = cute.arch.thread_idx()
         served = ptx.ld_relaxed_gpu(box + outbox.DELIVERED)
-        mine = ptx.ld_relaxed_gpu(box + outbox.NEXT + Int64(thread) * 4)
+        mine = ptx.ld_relaxed_gpu(box + outbox.NEXT + Int64(thread) * 4) + Uint32(thread)
         serving = Boolean(True)
         while serving:
             entry = box + ENTRIES + Int64(mine % Uint32(RING)) * ENTRY_BYTES
@@ -49,7 +49,7 @@ class DeliverKernel:
                 mine = mine + Uint32(AGENT_THREADS)
             else:
                 serving = Boolean(going)
-        ptx.st_relaxed_gpu(box + outbox.NEXT + Int64(thread) * 4, mine)
+        ptx.st_relaxed_gpu(box + outbox.NEXT + Int64(thread) * 4, mine - Uint32(thread))
         cute.arch.sync_threads()
         if thread == 0:
             ptx.st_relaxed_gpu(box + outbox.DELIVERED, served + Uint32(1))
