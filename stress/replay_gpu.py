@@ -205,4 +205,5 @@ def device_of(local_rank: int) -> torch.device:
         raise UnsupportedError("no CUDA GPU on this machine: use --world host, or a machine with a GPU.")
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
+    torch.zeros(1, device=device)  # makes the context, for seconds: before ranks begin to wait for each other
     return device
