@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import secrets
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -10,16 +12,17 @@ import torch
 
 from nvcomm import topology
 from nvcomm._version import __version__
+from nvcomm.capability import vote
 from nvcomm.collectives.all_gather import AllGatherConfig
 from nvcomm.collectives.engine import DeviceEngine
 from nvcomm.env import multicast_disabled_by
-from nvcomm.errors import UnsupportedError, UsageError
+from nvcomm.errors import CapabilityError, UnsupportedError, UsageError
 from nvcomm.group import Group, StoreGroup, agree
 from nvcomm.mailbox import LAYOUT_VERSION, MailboxLayout
 from nvcomm.memory.symmetric import SymmetricMemory
 from nvcomm.memory.virtual import VirtualMemory
 from nvcomm.options import Options
-from nvcomm.residency import ctas_per_rank
+from nvcomm.residency import CLAIMS, ctas_per_rank, refusal
 from nvcomm.streams import OwnedStream
 
 Rank = TypeVar("Rank")
@@ -39,6 +42,12 @@ class CudaWorld:
         refuse_capture()
         layout = MailboxLayout(world_size, options.max_bytes)
         max_ctas = most_ctas(layout, world_size, device, options)
+        uuid, token = topology.device(device.index).uuid, secrets.token_hex(8)
+        why_not = refusal(uuid, [CLAIMS.held(uuid)], options.device_share)
+        if why_not:
+            raise UsageError(why_not)
+        CLAIMS.hold(uuid, token, options.device_share)
+        self._release = weakref.finalize(self, CLAIMS.let_go, uuid, token)  # also where nobody closes it
         with torch.cuda.device(device):
             self._owned = [OwnedStream(device) for _ in range(world_size)]
             memories = VirtualMemory.build(world_size, layout.size_bytes, device)
@@ -72,6 +81,7 @@ class CudaWorld:
             engine.close()
         for owned in self._owned:
             owned.close()
+        self._release()
 
 
 def build_peer(group: Group, device: torch.device, options: Options) -> DeviceEngine:
@@ -92,24 +102,46 @@ def build_peer(group: Group, device: torch.device, options: Options) -> DeviceEn
     }
     agree(group, "nvcomm.peer.handshake", ours, options.timeout_s)
     with torch.cuda.device(device):
-        uuids = group.exchange("nvcomm.peer.device", topology.device(device.index).uuid, options.timeout_s)
+        # What fails on one rank is told to all before anybody leaves: no rank waits for one that has given up.
+        token = secrets.token_hex(8)
+        facts: list[Any] = vote(group, "nvcomm.peer.device", lambda: _device_facts(device, token), options.timeout_s)
+        uuids, token = [fact["uuid"] for fact in facts], facts[0]["token"]
+        for uuid in dict.fromkeys(uuids):
+            held = [fact["held"] for fact in facts if fact["uuid"] == uuid]
+            why_not = refusal(uuid, held, options.device_share)
+            if why_not:  # on every rank alike: all know what all hold
+                raise CapabilityError(f"ranks cannot share their GPUs: {why_not}")
         # Every rank launches the same grid: the one that fits the most crowded device.
         crowd = max(uuids.count(uuid) for uuid in uuids)
-        max_ctas = most_ctas(layout, crowd, device, options)
-        fewest = min(int(str(ctas)) for ctas in group.exchange("nvcomm.peer.ctas", max_ctas, options.timeout_s))
+        grids = vote(group, "nvcomm.peer.ctas", lambda: most_ctas(layout, crowd, device, options), options.timeout_s)
+        fewest = min(int(str(ctas)) for ctas in grids)
         wanted = options.transport in ("auto", "multicast")
         memory = SymmetricMemory(group, device, layout.size_bytes, multicast=wanted, timeout_s=options.timeout_s)
         if options.transport == "multicast" and not memory.multicast_ptr:
             memory.close()
             raise UnsupportedError("transport='multicast': " + (_why_no_multicast() or "a rank's GPU has none."))
+        engines: list[DeviceEngine] = []
         try:
-            engine = DeviceEngine(memory, layout, device, options, max_ctas=fewest, group=group)
             # Nobody publishes into a mailbox not yet armed. A rank whose cache is cold compiles first.
-            group.barrier("nvcomm.peer.armed", options.timeout_s + COMPILE_S)
+            vote(
+                group,
+                "nvcomm.peer.armed",
+                lambda: engines.append(DeviceEngine(memory, layout, device, options, max_ctas=fewest, group=group)),
+                options.timeout_s + COMPILE_S,
+            )
         except BaseException:
+            for engine in engines:
+                engine.close()
             memory.close()
             raise
-    return engine
+    CLAIMS.hold(uuids[group.rank], token, options.device_share)
+    engines[0].on_close(weakref.finalize(engines[0], CLAIMS.let_go, uuids[group.rank], token))
+    return engines[0]
+
+
+def _device_facts(device: torch.device, token: str) -> dict[str, Any]:
+    uuid = topology.device(device.index).uuid
+    return {"uuid": uuid, "held": CLAIMS.held(uuid), "token": token}
 
 
 def most_ctas(layout: MailboxLayout, ranks_on_device: int, device: torch.device, options: Options) -> int:

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vote between processes: a probe that raises, a rank that is killed, an allocation that fails, other versions.
+
+`python test_capability_vote.py SCENARIO WORLD_SIZE STORE` is one run: it imports torch once and forks a rank each.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import nvcomm
+from nvcomm import capability
+from nvcomm.capability import Requirement, check
+from nvcomm.errors import CapabilityError, GroupError
+from nvcomm.group import StoreGroup
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 20.0
+
+
+def same_refusal(group, work):
+    """`work()` raises the same CapabilityError on every rank; returns it. Nothing stays open or mapped."""
+    descriptors = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    with pytest.raises(CapabilityError) as caught:
+        work()
+    error = caught.value
+    told = group.exchange("told", {"text": str(error), "reasons": {str(r): t for r, t in error.reasons.items()}}, 20.0)
+    assert all(each == told[0] for each in told), told
+    del caught
+    assert sorted(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
+    assert "memfd:nvcomm" not in Path("/proc/self/maps").read_text()
+    return error
+
+
+def gathers(group):
+    """The group is as good as before: a communicator on it gathers."""
+    with nvcomm.Communicator(group, "cpu", max_bytes=4096, timeout_s=LIMIT_S) as comm:
+        assert comm.all_gather(torch.tensor([group.rank])).flatten().tolist() == list(range(group.world_size))
+        group.barrier("end", LIMIT_S)
+
+
+def probe_raises(group):
+    def probe():
+        if group.rank == 1:
+            raise OSError(5, "the probe broke")
+
+    error = same_refusal(group, lambda: check([Requirement("a thing", "device", "rank", probe)], group, LIMIT_S))
+    assert error.reasons == {1: ["[device] a thing: OSError: [Errno 5] the probe broke"]}
+    gathers(group)
+
+
+def killed(group):
+    """Rank 1 dies inside its probe, before the vote; the others name it, in time."""
+
+    def probe():
+        if group.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    started = time.monotonic()
+    with pytest.raises(GroupError) as caught:
+        check([Requirement("a thing", "device", "rank", probe)], group, 1.0)
+    assert caught.value.missing == (1,)
+    assert time.monotonic() - started < 5.0
+
+
+def allocation_fails(group):
+    """The kernel refuses rank 1 a mailbox: no rank has a communicator; once it may, all have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if group.rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    error = same_refusal(group, lambda: nvcomm.Communicator(group, "cpu", timeout_s=LIMIT_S))
+    assert list(error.reasons) == [1]
+    assert "File too large" in error.reasons[1][0]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    gathers(group)
+
+
+def versions_differ(group):
+    real = metadata.version
+    capability.metadata.version = lambda name: "0.0.1" if (name, group.rank) == ("torch", 1) else real(name)
+    error = same_refusal(group, lambda: check([], group, LIMIT_S))
+    capability.metadata.version = real
+    assert error.reasons[1] == ["version of torch=0.0.1"]
+    assert f"version of torch: rank 0: {real('torch')}, rank 1: 0.0.1" in str(error)
+    gathers(group)
+
+
+def config_differs(group):
+    error = same_refusal(group, lambda: nvcomm.Communicator(group, "cpu", max_bytes=4096 << (group.rank == 1)))
+    assert "max_bytes: rank 0: 4096, rank 1: 8192" in str(error)
+    gathers(group)
+
+
+SCENARIOS = {each.__name__: each for each in (probe_raises, killed, allocation_fails, versions_differ, config_differs)}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_rank_ends_alike(tmp_path, scenario):
+    done = subprocess.run(
+        [sys.executable, __file__, scenario, "3", str(tmp_path / "store")],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def one_rank(scenario, rank, world_size, store):
+    torch.set_num_threads(1)
+    try:
+        SCENARIOS[scenario](StoreGroup(dist.FileStore(store, world_size), rank, world_size, scenario))
+    except BaseException:
+        sys.stderr.write(f"rank {rank}: {traceback.format_exc()}\n")
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+def main():
+    scenario, world_size, store = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=one_rank, args=(scenario, r, world_size, store)) for r in range(world_size)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(60.0)
+        if rank.is_alive():
+            rank.kill()
+    seen = [rank.exitcode for rank in ranks]
+    expected = [-signal.SIGKILL if scenario == "killed" and r == 1 else 0 for r in range(world_size)]
+    if seen != expected:
+        sys.stderr.write(f"exit codes {seen}, expected {expected}\n")
+    return int(seen != expected)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
