@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,7 @@ class DeviceEngine:
         self.multicast = memory.multicast_ptr != 0
         self.rank, self.world_size = memory.rank, memory.world_size
         self._group = group
+        self._releases: list[Callable[[], object]] = []
         self._checks = settings().device_checks > 0
         self._delayed = options.transport == "delayed"
         self._site = 0
@@ -228,6 +230,10 @@ class DeviceEngine:
         state = self.state()
         return Audit(int(state[mailbox.STATE_SLOT]), int(state[mailbox.STATE_GENERATION]), dirty)
 
+    def on_close(self, release: Callable[[], object]) -> None:
+        """Has `release` called once this engine is closed."""
+        self._releases.append(release)
+
     def close(self) -> None:
         """Lets go of mailbox and state; waits for the device, so that no kernel uses them any more."""
         torch.cuda.synchronize(self.device)
@@ -235,6 +241,8 @@ class DeviceEngine:
         if self._delivery is not None:
             self._delivery.close()
         self.memory.close()
+        for release in self._releases:
+            release()
 
 
 def _signed(word: int) -> int:
