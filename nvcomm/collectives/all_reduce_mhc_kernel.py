@@ -27,19 +27,21 @@ from cuda.bindings.driver import CUstream
 from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr, range_constexpr
 
 from nvcomm import device
+from nvcomm.collectives import all_reduce_mhc_ahead as ahead
 from nvcomm.collectives import all_reduce_mhc_math as math
 from nvcomm.collectives import all_reduce_mhc_norm as norm
 from nvcomm.collectives import all_reduce_turn as turn
 from nvcomm.collectives.all_reduce_call import begin, compare, end, open_box
 from nvcomm.collectives.all_reduce_config import ReduceConfig
 from nvcomm.collectives.all_reduce_mhc_config import MhcConfig
+from nvcomm.collectives.all_reduce_rows import poll_rows
 from nvcomm.collectives.all_reduce_source import ExpertSource, Source, TensorSource
 from nvcomm.collectives.all_reduce_tree import sendable, sum_rows
 from nvcomm.collectives.all_reduce_two_shot import AllReduceTwoShotKernel
 from nvcomm.device import WARP, Mailbox
 from nvcomm.device_checks import CallWords
 from nvcomm.mailbox import CHUNK_BYTES, CHUNK_WORDS, EMPTY
-from nvcomm.ptx import arith, cluster, mma
+from nvcomm.ptx import arith, cluster
 from nvcomm.ptx import memory as ptx
 
 
@@ -108,7 +110,7 @@ class AllReduceMhcKernel:
             grid=(clusters * config.cluster, 1, 1),
             block=(config.threads, 1, 1),
             cluster=(config.cluster, 1, 1) if config.cluster > 1 else None,
-            smem=norm.shared_bytes(config),
+            smem=norm.shared_bytes(config) + ahead.shared_bytes(config),
             stream=stream,
             min_blocks_per_mp=config.ctas_per_sm,
             preferred_smem_carveout=-1,  # the driver's default; left out, the compiler asks the driver for a GPU
@@ -167,6 +169,12 @@ class AllReduceMhcKernel:
             source: Source = ExpertSource(x, expert_weights, expert_indices, shared, shape.chunks, shape.top_k)
         else:
             source = TensorSource(x, rows * shape.row_bytes, CHUNK_BYTES)
+        smem = cluster.shared_base()
+        if const_expr(self.collects):
+            for i in range_constexpr(ahead.STAGES):
+                there = inside & (first + i * step < rows)
+                ahead.fetch(config, self.ring(smem), Uint32(i), thread, residual, first + i * step, chunk, there)
+            factor = ahead.load_factor(config, post, comb, pre, first, thread % WARP, Boolean(first < rows))
         if const_expr(self.publishes):
             if const_expr(config.two_shot):
                 self.publish_sums(box, source, rows * shape.chunks, block, thread, num_ctas, live, wait)
@@ -177,17 +185,19 @@ class AllReduceMhcKernel:
             if const_expr(config.device_checks and not self.publishes and config.pdl != "off"):
                 cute.arch.griddepcontrol_wait()  # R1 (i): before the header is published
             compare(config, box, call, Boolean(block * config.threads + thread < WARP), live, wait)
+            words = cute.make_rmem_tensor(self.words_of_row, Uint32)
+            self.look(box, words, first * shape.chunks + chunk, inside & live)
             row = first
-            odd = Uint32(0)
-            smem = cluster.shared_base()
+            stage = Uint32(0)
             norm.started(config)
             while row < rows:
-                self.boundary(
-                    box, residual, post, comb, pre, new_residual, h, eps, weight, row, chunk, inside, cta, thread, smem,
-                    odd, live, wait,
+                factor = self.boundary(
+                    box, residual, post, comb, pre, new_residual, h, eps, weight, words, factor, row, step, rows, chunk,
+                    inside, cta, thread, smem, stage, live, wait,
                 )  # fmt: skip
-                odd = odd ^ Uint32(1)
+                stage = stage ^ Uint32(1)
                 row += step
+            ahead.drain()
             end(config, state, slot, generation, rows * shape.row_bytes, last, broken, thread, num_ctas)
 
     @cute.jit
@@ -228,15 +238,19 @@ class AllReduceMhcKernel:
         step = num_ctas * warps * self.two_shot.span
         first = (block * warps + thread // WARP) * self.two_shot.span + thread % WARP
         chunk = first
-        while chunk < num_chunks:
-            if const_expr(self.config.part == "finalize"):  # one chunk of many expert rows after the other: registers
-                for k in range_constexpr(1, self.config.layout.world_size):
+        if const_expr(self.config.part == "finalize"):
+            while chunk < num_chunks:
+                for k in range_constexpr(1, self.config.layout.world_size):  # one after the other: registers
                     self.two_shot.load(words, source, chunk, num_chunks, box.rank, [k])
                     self.two_shot.send(box, words, chunk, num_chunks, box.rank, live, k, k + 1)
-            else:
-                self.two_shot.load(words, source, chunk, num_chunks, box.rank)
+                chunk += step
+        else:
+            self.two_shot.load(words, source, chunk, num_chunks, box.rank)
+            while chunk < num_chunks:
                 self.two_shot.send(box, words, chunk, num_chunks, box.rank, live, 1, self.config.layout.world_size)
-            chunk += step
+                chunk += step
+                if chunk < num_chunks:
+                    self.two_shot.load(words, source, chunk, num_chunks, box.rank)
         chunk = first
         while chunk < num_chunks:
             owned = chunk + box.rank * WARP
@@ -256,92 +270,97 @@ class AllReduceMhcKernel:
         h: Int64,
         eps: Float32,
         weight: tuple[Uint32, Uint32, Uint32, Uint32],
+        words: cute.Tensor,
+        factor: Uint32,
         row: Int32,
+        step: Int32,
+        rows: Int32,
         chunk: Int32,
         inside: Boolean,
         cta: Int32,
         thread: Int32,
         smem: Uint32,
-        odd: Uint32,
+        stage: Uint32,
         live: Boolean,
         wait: cute.Tensor,
-    ) -> None:
-        """A row: everything that does not depend on peers is loaded first, then y is collected, then the rest."""
-        shape = self.config.shape
+    ) -> Uint32:
+        """A row. What the rows after it need is on its way before the cluster waits for itself.
+
+        Args:
+            words: this thread's words of the row in the mailbox as last seen; afterwards those of the next row.
+            factor: a factor of the row, see `all_reduce_mhc_ahead.load_factor`.
+            stage: 0 and 1 in turn, row by row.
+
+        Returns:
+            A factor of the next row.
+        """
+        config, shape = self.config, self.config.shape
         num_streams = shape.num_streams
         at = Int64(chunk) * CHUNK_BYTES
-        stream_at = [Int64(row * num_streams + s) * shape.row_bytes + at for s in range(num_streams)]
-        old = [ptx.ld_weak_v4_if(residual + offset, inside) for offset in stream_at]
-        post_row = self.coefficients(post, row, num_streams)
-        flat = self.coefficients(comb, row, num_streams * num_streams)
-        comb_row = [flat[s * num_streams : (s + 1) * num_streams] for s in range(num_streams)]
-        y = cute.make_rmem_tensor(CHUNK_WORDS, Uint32)
-        y.fill(Uint32(0))
-        if inside:
-            self.collect(box, y, row * shape.chunks + chunk, live, wait)
-        if const_expr(not self.publishes and self.config.pdl != "off"):
-            cute.arch.griddepcontrol_wait()  # R1 (i): before the first store of any kind
-        if inside:
-            self.clear(box, row * shape.chunks + chunk, live)
-        streams = math.post_mix([y[i] for i in range(CHUNK_WORDS)], old, post_row, comb_row)
+        y = self.collect(box, words, row * shape.chunks + chunk, inside, live, wait)
+        old = ahead.take(config, self.ring(smem), stage, thread)
+        post_row = ahead.factors(factor, 0, num_streams)
+        comb_row = [ahead.factors(factor, num_streams * (s + 1), num_streams) for s in range(num_streams)]
+        streams = math.post_mix(y, old, post_row, comb_row)
         if inside:
             for s in range_constexpr(num_streams):
-                ptx.st_weak_v4(new_residual + stream_at[s], streams[s])
+                ptx.st_weak_v4(new_residual + Int64(row * num_streams + s) * shape.row_bytes + at, streams[s])
+        pre_row = ahead.factors(factor, num_streams * (num_streams + 1), num_streams)
+        later = row + ahead.STAGES * step
+        ahead.fetch(config, self.ring(smem), stage, thread, residual, later, chunk, inside & (later < rows))
+        there = Boolean(row + step < rows)
+        self.look(box, words, (row + step) * shape.chunks + chunk, inside & live & there)
+        next_factor = ahead.load_factor(config, post, comb, pre, row + step, thread % WARP, there)
         if pre != 0:
-            values = math.collapse(streams, self.coefficients(pre, row, num_streams))
-            total = norm.row_sum(self.config, smem, odd, cta, thread, math.sum_of_squares(values))
+            values = math.collapse(streams, pre_row)
+            total = norm.row_sum(config, smem, stage, cta, thread, math.sum_of_squares(values))
             mean = arith.mul_rn(total, Float32(1.0 / shape.hidden))
-            factor = arith.rsqrt(arith.add_rn(mean, eps))
+            scale = arith.rsqrt(arith.add_rn(mean, eps))
             if inside:
-                ptx.st_weak_v4(h + Int64(row) * shape.row_bytes + at, math.scale(values, factor, weight))
+                ptx.st_weak_v4(h + Int64(row) * shape.row_bytes + at, math.scale(values, scale, weight))
+        return next_factor
 
-    def coefficients(self, base: Int64, row: Int32, count: int) -> list[Float32]:
-        """A row's `count` factors."""
-        addr = base + Int64(row) * (count * 4)
-        if count % CHUNK_WORDS:
-            return [mma.bits_f32(ptx.ld_weak_b32(addr + i * 4)) for i in range(count)]
-        words = [ptx.ld_weak_v4(addr + i * CHUNK_BYTES) for i in range(count // CHUNK_WORDS)]
-        return [mma.bits_f32(word) for four in words for word in four]
+    def ring(self, smem: Uint32) -> Uint32:
+        """Where the rows that are loaded ahead lie in shared memory: behind the sums of the norm."""
+        return smem + Uint32(norm.shared_bytes(self.config))
+
+    def look(self, box: Mailbox, words: cute.Tensor, place: Int32, there: Boolean) -> None:
+        """Reads a chunk's words in the mailbox as they are now; 0 where nothing is `there` to be read."""
+        for r, addr in enumerate(self.addrs(box, place)):
+            for i, word in enumerate(ptx.ld_relaxed_sys_v4_if(addr, there, (Uint32(0),) * CHUNK_WORDS)):
+                words[r * CHUNK_WORDS + i] = word
 
     @cute.jit
-    def collect(self, box: Mailbox, y: cute.Tensor, place: Int32, live: Boolean, wait: cute.Tensor) -> None:
-        """Collects the reduced chunk at `place`: a result, or every rank's contribution, which it adds up."""
+    def collect(
+        self, box: Mailbox, words: cute.Tensor, place: Int32, inside: Boolean, live: Boolean, wait: cute.Tensor
+    ) -> list[Uint32]:
+        """Waits for the words of a chunk, clears them (R3) and returns the reduced chunk."""
         config = self.config
-        if live:
-            if const_expr(config.two_shot):
-                addr = box.own + self.result_at(box, place)
-                if const_expr(config.spin):
-                    device.collect_chunk(box, y, addr, place, self.owner(place), 1, wait)
-                else:
-                    device.load_rows(y, addr, config.layout.row_bytes, 1)
-            else:
-                world_size = config.layout.world_size
-                words = cute.make_rmem_tensor(world_size * CHUNK_WORDS, Uint32)
-                addr = box.own + box.row(0) + Int64(place) * CHUNK_BYTES
-                if const_expr(config.spin):
-                    device.collect_chunk(box, words, addr, place, 0, world_size, wait)
-                else:
-                    device.load_rows(words, addr, config.layout.row_bytes, world_size)
-                total = sum_rows([words[i] for i in range(world_size * CHUNK_WORDS)], world_size, "bf16")
-                for i in range_constexpr(CHUNK_WORDS):
-                    y[i] = total[i]
-        else:
-            y.fill(Uint32(device.FILL))
+        addrs = self.addrs(box, place)
+        if const_expr(config.spin):
+            first_rank = self.owner(place) if const_expr(config.two_shot) else 0
+            poll_rows(box, words, addrs, place, 0, first_rank, wait)
+        if const_expr(not self.publishes and config.pdl != "off"):
+            cute.arch.griddepcontrol_wait()  # R1 (i): before the first store of any kind
+        if inside & live:
+            for addr in addrs:
+                ptx.st_relaxed_sys_v4(addr, (Uint32(EMPTY),) * CHUNK_WORDS)
+        lost = Uint32(live) - Uint32(1)  # all ones on a broken communicator: NaN (R10)
+        held = [words[i] | lost for i in range(self.words_of_row)]
+        return held if const_expr(config.two_shot) else sum_rows(held, config.layout.world_size, "bf16")
 
-    @cute.jit
-    def clear(self, box: Mailbox, place: Int32, live: Boolean) -> None:
-        """Clears what `collect` collected (R3)."""
-        if live:
-            if const_expr(self.config.two_shot):
-                ptx.st_relaxed_sys_v4(box.own + self.result_at(box, place), (Uint32(EMPTY),) * CHUNK_WORDS)
-            else:
-                addr = box.own + box.row(0) + Int64(place) * CHUNK_BYTES
-                device.clear_chunk(box, addr, self.config.layout.world_size)
+    @property
+    def words_of_row(self) -> int:
+        """Words of the mailbox that make a chunk: a result's, or every rank's contribution."""
+        return CHUNK_WORDS * (1 if self.config.two_shot else self.config.layout.world_size)
+
+    def addrs(self, box: Mailbox, place: Int32) -> tuple[Int64, ...]:
+        """Where those words lie."""
+        at = box.own + Int64(place) * CHUNK_BYTES
+        if self.config.two_shot:
+            return (at + box.row(self.owner(place)),)
+        return tuple(at + box.row(r) for r in range(self.config.layout.world_size))
 
     def owner(self, place: Int32) -> Int32:
         """The rank that owns a chunk (two-shot)."""
         return (place // WARP) % self.config.layout.world_size
-
-    def result_at(self, box: Mailbox, place: Int32) -> Int64:
-        """Bytes to a result in a mailbox (two-shot)."""
-        return box.row(self.owner(place)) + Int64(place) * CHUNK_BYTES

@@ -68,18 +68,20 @@ def collect_rows(
     """
     _load(words, addrs, wanted, otherwise)
     if const_expr(spin):
-        _poll(box, words, addrs, chunk, chunk_stride, wait)
+        poll_rows(box, words, addrs, chunk, chunk_stride, 0, wait)
 
 
 @cute.jit
-def _poll(
+def poll_rows(
     box: Mailbox,
     words: cute.Tensor,
     addrs: tuple[Int64, ...],
     chunk: Int32,
     chunk_stride: cutlass.Constexpr,
+    first_rank: Int32 | int,
     wait: cute.Tensor,
 ) -> None:
+    """Reads again what is EMPTY of the words of `collect_rows`, until nothing is; `first_rank` writes the first row."""
     num_rows = len(addrs)
     missing = device.any_equals(words, EMPTY, num_rows * CHUNK_WORDS)
     polls = Int32(0)
@@ -90,7 +92,7 @@ def _poll(
         if polls == POLLS_PER_CLOCK:
             polls = Int32(0)
             if missing:
-                look_at_clock(box, words, num_rows, chunk, chunk_stride, wait)
+                look_at_clock(box, words, num_rows, chunk, chunk_stride, first_rank, wait)
     if missing:
         for r in range_constexpr(num_rows):
             lost = Boolean(False)
@@ -107,6 +109,7 @@ def look_at_clock(
     num_rows: cutlass.Constexpr,
     chunk: Int32,
     chunk_stride: cutlass.Constexpr,
+    first_rank: Int32 | int,
     wait: cute.Tensor,
 ) -> None:
     """As `device.look_at_clock`, told which row is missing: its chunk is `chunk_stride` behind the row's before it."""
@@ -121,4 +124,4 @@ def look_at_clock(
         if row == r:
             for i in range_constexpr(CHUNK_WORDS):
                 alone[i] = words[r * CHUNK_WORDS + i]
-    device.look_at_clock(box, alone, chunk + row * chunk_stride, row, 1, wait)
+    device.look_at_clock(box, alone, chunk + row * chunk_stride, first_rank + row, 1, wait)

@@ -250,3 +250,12 @@ def ld_weak_v4_if(addr: Int64, inside: Boolean) -> tuple[Uint32, Uint32, Uint32,
         write_only_types=[Uint32] * 4,
         read_only_args=[addr, Uint32(inside)],
     )
+
+
+def ld_weak_b32_if(addr: Int64, inside: Boolean) -> Uint32:
+    """One word of a caller's tensor if `inside`, else 0 and no access."""
+    return cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.b32 p, {$r1}, 0; mov.b32 {$w0}, 0; @p ld.global.b32 {$w0}, [{$r0}]; }",
+        write_only_types=[Uint32],
+        read_only_args=[addr, Uint32(inside)],
+    )

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All-reduce and the sublayer boundary in the virtual world, beside `copy` and beside the unfused boundary.
+
+    python -m benchmarks.all_reduce [--op all_reduce|mhc|both] [--rows 1 6 48 192] [--pdl early] [--no-unfused]
+
+`copy` is the same kernel that reads once and waits for nobody: the same loads, stores and clears on the same
+footprint. Its ranks drift apart, which can make it slower than what it is the floor of. `unfused` is our all-reduce,
+then post-mix, collapse and RMSNorm through torch.compile. Caches as in use: the same buffers at every call. Data is
+checked before and after the timing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+
+import torch
+
+import nvcomm
+from benchmarks.graphs import RankGraphs
+from nvcomm.options import Pdl, Protocol
+from nvcomm.reference import collectives as reference
+
+HIDDEN, STREAMS, EPS = 5120, 4, 1e-20
+PROTOCOLS = ("ll", "two_shot")
+Call = Callable[[nvcomm.Communicator], object]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every world of a run has in common."""
+
+    ranks: int
+    pdl: Pdl
+    share: float
+    max_rows: int
+
+    def world(self, protocol: Protocol = "mailbox") -> nvcomm.virtual.VirtualWorld:
+        """A virtual world on the current GPU."""
+        return nvcomm.virtual_world(
+            self.ranks, "cuda", max_bytes=self.max_rows * HIDDEN * 2, timeout_s=5, pdl=self.pdl,
+            device_share=self.share, protocol=protocol,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Tensors of a sublayer boundary, for every rank where they differ."""
+
+    xs: list[torch.Tensor]
+    residual: list[torch.Tensor]
+    post: torch.Tensor
+    comb: torch.Tensor
+    pre: torch.Tensor
+    weight: torch.Tensor
+    new_residual: list[torch.Tensor]
+    h: list[torch.Tensor]
+
+    @classmethod
+    def make(cls, ranks: int, rows: int) -> Boundary:
+        residual = torch.randn(rows, STREAMS, HIDDEN, device="cuda").bfloat16()
+        xs = inputs(ranks, rows)
+        return cls(
+            xs,
+            [residual.clone() for _ in range(ranks)],
+            torch.rand(rows, STREAMS, device="cuda"),
+            torch.rand(rows, STREAMS, STREAMS, device="cuda"),
+            torch.rand(rows, STREAMS, device="cuda"),
+            torch.randn(HIDDEN, device="cuda").bfloat16(),
+            [torch.zeros_like(residual) for _ in range(ranks)],
+            [torch.zeros_like(x) for x in xs],
+        )
+
+    def mixes(self) -> tuple[torch.Tensor, ...]:
+        return self.post, self.comb, self.pre, self.weight
+
+    def is_right(self) -> bool:
+        new_residual, h = reference.all_reduce_mhc(self.xs, self.residual[0], *self.mixes(), EPS)
+        near = all(torch.allclose(one, h, rtol=2**-7, atol=0) for one in self.h)  # one ULP
+        return near and all(torch.equal(one, new_residual) for one in self.new_residual)
+
+
+def inputs(ranks: int, rows: int) -> list[torch.Tensor]:
+    """A contribution of every rank."""
+    return [torch.randn(rows, HIDDEN, device="cuda").bfloat16() for _ in range(ranks)]
+
+
+def timed(world: nvcomm.virtual.VirtualWorld, call: Call, rows: int, is_right: Callable[[], bool] | None) -> float:
+    """Median us of a call, the data checked before and after where `is_right` says how."""
+    graphs = RankGraphs(world, call, 40 if rows <= 48 else 16)
+    for last in (False, True):
+        graphs.replay()
+        torch.cuda.synchronize()
+        if is_right is not None:
+            for comm in world:
+                comm.check()
+            if not is_right():
+                raise SystemExit(f"wrong data at {rows} rows")
+        if not last:
+            median = graphs.median_us()
+    return median
+
+
+def all_reduce_us(setting: Setting, all_rows: Sequence[int], protocol: Protocol) -> Iterator[list[float]]:
+    """LL and two-shot, for each number of rows."""
+    with setting.world(protocol) as world:
+        world.prepare("all_reduce", torch.bfloat16)
+        for rows in all_rows:
+            xs = inputs(setting.ranks, rows)
+            outs = [torch.zeros_like(x) for x in xs]
+            want = reference.all_reduce(xs)
+
+            def is_right(outs: list[torch.Tensor] = outs, want: torch.Tensor = want) -> bool:
+                return all(torch.equal(out, want) for out in outs)
+
+            yield [
+                timed(
+                    world,
+                    lambda comm, xs=xs, outs=outs, kind=kind: comm.all_reduce(
+                        xs[comm.rank], outs[comm.rank], protocol=kind
+                    ),
+                    rows,
+                    is_right if protocol == "mailbox" else None,
+                )
+                for kind in PROTOCOLS
+            ]
+
+
+def mhc_us(setting: Setting, all_rows: Sequence[int], protocol: Protocol) -> Iterator[list[float]]:
+    """The fused boundary by LL and by two-shot, for each number of rows."""
+    with setting.world(protocol) as world:
+        fused = [comm.mhc(HIDDEN, num_streams=STREAMS) for comm in world]
+        for rows in all_rows:
+            case = Boundary.make(setting.ranks, rows)
+
+            def call(comm: nvcomm.Communicator, kind: str, case: Boundary = case) -> None:
+                rank = comm.rank
+                fused[rank](
+                    case.xs[rank], case.residual[rank], *case.mixes(), EPS, new_residual=case.new_residual[rank],
+                    h=case.h[rank], protocol=kind,
+                )  # fmt: skip
+
+            is_right = case.is_right if protocol == "mailbox" else None
+            yield [timed(world, lambda comm, kind=kind: call(comm, kind), rows, is_right) for kind in PROTOCOLS]
+
+
+def post_collapse_norm(
+    y: torch.Tensor, residual: torch.Tensor, post: torch.Tensor, comb: torch.Tensor, pre: torch.Tensor,
+    weight: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The boundary behind an all-reduce, as one would write it for torch.compile."""
+    old = [residual[:, s].float() for s in range(STREAMS)]
+    new = []
+    for t in range(STREAMS):
+        mixed = y.float() * post[:, t, None]
+        for s in range(STREAMS):
+            mixed = mixed + old[s] * comb[:, s, t, None]
+        new.append(mixed.bfloat16())
+    collapsed = new[0].float() * pre[:, 0, None]
+    for t in range(1, STREAMS):
+        collapsed = collapsed + new[t].float() * pre[:, t, None]
+    collapsed = collapsed.bfloat16().float()
+    scale = torch.rsqrt(collapsed.square().mean(-1, keepdim=True) + EPS)
+    return torch.stack(new, 1), (collapsed * scale * weight.float()).bfloat16()
+
+
+def unfused_us(setting: Setting, all_rows: Sequence[int]) -> Iterator[float]:
+    """Our all-reduce, then `post_collapse_norm` compiled, for each number of rows."""
+    compiled = torch.compile(post_collapse_norm, dynamic=False)
+    with setting.world() as world:
+        world.prepare("all_reduce", torch.bfloat16)
+        for rows in all_rows:
+            case = Boundary.make(setting.ranks, rows)
+            ys = [torch.zeros_like(x) for x in case.xs]
+            for comm in world:  # compiles, outside capture
+                compiled(ys[comm.rank], case.residual[comm.rank], *case.mixes())
+
+            def call(comm: nvcomm.Communicator, case: Boundary = case, ys: list[torch.Tensor] = ys) -> None:
+                comm.all_reduce(case.xs[comm.rank], ys[comm.rank])
+                compiled(ys[comm.rank], case.residual[comm.rank], *case.mixes())
+
+            yield timed(world, call, rows, None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--op", choices=("all_reduce", "mhc", "both"), default="both")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 6, 48, 192])
+    parser.add_argument("--pdl", choices=("early", "safe", "off"), default="early")
+    parser.add_argument("--share", type=float, default=1.0, help="device_share of the communicators")
+    parser.add_argument("--no-unfused", action="store_true", help="without torch.compile, which takes a while")
+    options = parser.parse_args()
+    setting = Setting(options.ranks, options.pdl, options.share, max(options.rows))
+    print(
+        f"# {torch.cuda.get_device_name()}, {date.today()}, torch {torch.__version__}, {options.ranks} virtual ranks, "
+        f"pdl {options.pdl}, device_share {options.share}, bf16, hidden {HIDDEN}"
+    )
+    if options.op != "mhc":
+        print("\n| rows | all-reduce LL, us | two-shot, us | copy LL, us | copy two-shot, us |\n|---|---|---|---|---|")
+        ours, copies = (list(all_reduce_us(setting, options.rows, kind)) for kind in ("mailbox", "copy"))
+        for rows, mine, copy in zip(options.rows, ours, copies, strict=True):
+            print(f"| {rows} | {mine[0]:.2f} | {mine[1]:.2f} | {copy[0]:.2f} | {copy[1]:.2f} |", flush=True)
+    if options.op != "all_reduce":
+        unfused = [float("nan")] * len(options.rows)
+        if not options.no_unfused:
+            unfused = list(unfused_us(setting, options.rows))
+        ours, copies = (list(mhc_us(setting, options.rows, kind)) for kind in ("mailbox", "copy"))
+        print(
+            "\n| rows | fused LL, us | two-shot, us | copy LL, us | copy two-shot, us | unfused, us | unfused/best |\n"
+            "|---|---|---|---|---|---|---|"
+        )
+        for rows, mine, copy, apart in zip(options.rows, ours, copies, unfused, strict=True):
+            print(
+                f"| {rows} | {mine[0]:.2f} | {mine[1]:.2f} | {copy[0]:.2f} | {copy[1]:.2f} | {apart:.2f} "
+                f"| {apart / min(mine):.2f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
