@@ -37,9 +37,11 @@ ReduceOp = Literal["all_reduce", "reduce_scatter"]
 DTYPES: dict[torch.dtype, Dtype] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 THREADS = 128  # a row of 5,120 bf16 then spreads over 5 multiprocessors
 
-# World size -> bytes of input from which two-shot is the faster one (docs/results/all_reduce.md). With two ranks both
-# protocols move as much, and LL waits once.
-SWITCH_BYTES = {1: 1 << 31, 2: 1 << 31, 3: 1 << 20, 4: 1 << 19, 5: 1 << 19, 6: 1 << 18, 7: 1 << 18, 8: 1 << 18}
+# World size -> bytes of input from which two-shot is the faster one. Measured for four ranks on one H200
+# (docs/results/all_reduce.md); the others follow from what the protocols move. With two ranks that is as much, and LL
+# waits once.
+_NEVER = 1 << 31
+SWITCH_BYTES = {1: _NEVER, 2: _NEVER, 3: 320 << 10, 4: 192 << 10, 5: 144 << 10, 6: 112 << 10, 7: 96 << 10, 8: 80 << 10}
 
 _KERNELS: dict[ReduceOp, tuple[type[Any], ...]] = {
     "all_reduce": (AllReduceLLKernel, AllReduceTwoShotKernel),
