@@ -165,6 +165,9 @@ OTHERS = {
     "RANK": "torchrun: this process's rank",
     "WORLD_SIZE": "torchrun: number of ranks",
     "LOCAL_RANK": "torchrun: this process's rank on its host",
+    "PMI_RANK": "MPICH's mpiexec: set where it started this process",
+    "PMIX_RANK": "a launcher that speaks PMIx: set where it started this process",
+    "OMPI_COMM_WORLD_RANK": "Open MPI's mpiexec: set where it started this process",
 }
 
 
@@ -183,6 +186,13 @@ def other(name: str) -> str | None:
     if name not in OTHERS:
         raise KeyError(f"{name} is not in nvcomm.env.OTHERS: add it there and to docs/env.md")
     return os.environ.get(name) or None
+
+
+def is_set(name: str) -> bool:
+    """Whether a variable of ours is set, to its default or to anything else."""
+    if name not in {variable.name for variable in VARIABLES}:
+        raise KeyError(f"{name} is not in nvcomm.env.VARIABLES")
+    return bool(os.environ.get(name, "").strip())
 
 
 def multicast_disabled_by() -> str | None:

@@ -16,10 +16,11 @@ import socket
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch.distributed as dist
 
+from nvcomm.env import other
 from nvcomm.errors import CapabilityError, GroupError, UsageError
 
 JSON: TypeAlias = "None | bool | int | float | str | list[JSON] | dict[str, JSON]"
@@ -180,15 +181,37 @@ def local_groups(world_size: int) -> list[StoreGroup]:
     return [StoreGroup(store, rank, world_size, "nvcomm/local") for rank in range(world_size)]
 
 
-def as_group(group: Group | dist.ProcessGroup | None) -> Group:
-    """`group` itself; of a process group its ranks; of None torch's default group, else what torchrun started.
+def as_group(group: Any) -> Group:
+    """`group` itself; of a process group or an mpi4py communicator its ranks.
+
+    Of None torch's default group where there is one, else the ranks of the launcher, see `started_by`.
 
     Raises:
-        UsageError, GroupError: as `from_process_group` and `from_environment`.
+        UsageError, GroupError: as `from_process_group`, `from_mpi` and `from_environment`.
     """
+    if group is None and dist.is_initialized():
+        return from_process_group()
+    if group is None and started_by() == "mpi":
+        from mpi4py import MPI
+
+        return from_mpi(MPI.COMM_WORLD)
     if group is None:
-        return from_process_group() if dist.is_initialized() else from_environment()
-    return from_process_group(group) if isinstance(group, dist.ProcessGroup) else group
+        return from_environment()
+    if isinstance(group, dist.ProcessGroup):
+        return from_process_group(group)
+    if hasattr(group, "Iallgather"):
+        return from_mpi(group)
+    ranks: Group = group
+    return ranks
+
+
+def started_by() -> Literal["torchrun", "mpi"] | None:
+    """What started this process. torchrun counts first: under an mpiexec per host its ranks are the ones meant."""
+    if other("RANK") is not None and other("WORLD_SIZE") is not None:
+        return "torchrun"
+    if any(other(name) is not None for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")):
+        return "mpi"
+    return None
 
 
 def from_process_group(process_group: dist.ProcessGroup | None = None) -> StoreGroup:
@@ -221,7 +244,7 @@ def from_environment(timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreGroup:
     try:
         store, rank, world_size = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
     except ValueError as error:
-        raise UsageError(f"{error} Start the program with torchrun, or set what it sets.") from error
+        raise UsageError(f"{error} Start the program with torchrun or mpiexec, or set what torchrun sets.") from error
     except RuntimeError as error:
         raise GroupError(f"the store of MASTER_ADDR and MASTER_PORT was not reached: {error}") from error
     return StoreGroup(store, rank, world_size, _fresh_prefix(store, rank))
