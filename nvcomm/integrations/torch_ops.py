@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collectives as torch operators, so that `torch.compile` traces them: `torch.ops.nvcomm.all_gather` and others.
+
+An operator takes tensors, numbers and texts only, so a communicator gets a name and its ranks call by that:
+
+    ops = torch_ops.register(comm)          # every rank, once
+    step = torch.compile(lambda x: ops.all_reduce(x).relu(), fullgraph=True)
+
+The operators are functional: each returns a new tensor. To a compiler that makes them look removable where the result
+is unused, mergeable where two are alike, and free to move. A collective is none of it, as its peers wait for it: so
+each is registered with an effect, which keeps every call, in the order of the program. PyTorch honours effects on
+functional operators only; the `out=` forms of `Communicator` are for eager code and for CUDA graphs.
+
+Rank and number of ranks are arguments, not looked up: a compiled graph may come from a cache on disk, where the name of
+a communicator says nothing about its size.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from dataclasses import dataclass
+
+import torch
+from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+from nvcomm.communicator import Communicator
+from nvcomm.errors import UsageError
+
+# Operators can be given a name only, so this has to be global. Weak: who built a communicator closes it.
+_communicators: weakref.WeakValueDictionary[str, Communicator] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class TorchOps:
+    """The operators on one communicator; use it inside or outside of compiled code. Built by `register`.
+
+    Attributes:
+        name: of the communicator.
+        rank: this rank.
+        world_size: number of ranks.
+
+    Inputs may have any layout: one that is not contiguous is copied. No operator has a derivative.
+    """
+
+    name: str
+    rank: int
+    world_size: int
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """(world_size, *x.shape): every rank's `x`; see `Communicator.all_gather`."""
+        return torch.ops.nvcomm.all_gather(x, self.name, self.world_size)
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of every rank's `x`; see `Communicator.all_reduce`."""
+        return torch.ops.nvcomm.all_reduce(x, self.name)
+
+    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of the sum of every rank's `x`; see `Communicator.reduce_scatter`."""
+        return torch.ops.nvcomm.reduce_scatter(x, self.name, self.rank, self.world_size)
+
+
+def register(comm: Communicator, name: str | None = None) -> TorchOps:
+    """Gives `comm` a name that the operators find it by, for as long as it lives.
+
+    Args:
+        comm: a communicator. The caller keeps it, and closes it.
+        name: default: a new one. Give one that says what the group is for where compiled graphs are cached on disk:
+            it is part of the graph.
+
+    Raises:
+        UsageError: another communicator that is still open has this name.
+    """
+    with _lock:
+        name = f"nvcomm_{next(_numbers)}" if name is None else name
+        known = _communicators.get(name)
+        if known is not None and known is not comm and _is_open(known):
+            raise UsageError(f"another communicator is registered as {name!r}: close it, or choose another name.")
+        _communicators[name] = comm
+    return TorchOps(name, comm.rank, comm.world_size)
+
+
+def _is_open(comm: Communicator) -> bool:
+    try:
+        return comm.engine is not None
+    except UsageError:
+        return False
+
+
+def _found(name: str, op: str, rank: int | None = None, world_size: int | None = None) -> Communicator:
+    comm = _communicators.get(name)
+    if comm is None:
+        raise UsageError(
+            f"nvcomm::{op}: no communicator is registered as {name!r}: call torch_ops.register, and "
+            "keep the communicator for as long as graphs use it."
+        )
+    if rank not in (None, comm.rank) or world_size not in (None, comm.world_size):
+        raise UsageError(
+            f"nvcomm::{op}: traced for rank {rank} of {world_size}, and {name!r} is rank {comm.rank} of "
+            f"{comm.world_size}: compile again, or register the communicator that this graph was made for."
+        )
+    return comm
+
+
+@torch.library.custom_op("nvcomm::all_gather", mutates_args=())
+def _all_gather(x: torch.Tensor, name: str, world_size: int) -> torch.Tensor:
+    return _found(name, "all_gather", world_size=world_size).all_gather(x.contiguous())
+
+
+@torch.library.custom_op("nvcomm::all_reduce", mutates_args=())
+def _all_reduce(x: torch.Tensor, name: str) -> torch.Tensor:
+    return _found(name, "all_reduce").all_reduce(x.contiguous())
+
+
+@torch.library.custom_op("nvcomm::reduce_scatter", mutates_args=())
+def _reduce_scatter(x: torch.Tensor, name: str, rank: int, world_size: int) -> torch.Tensor:
+    return _found(name, "reduce_scatter", rank, world_size).reduce_scatter(x.contiguous())
+
+
+@_all_gather.register_fake
+def _all_gather_fake(x: torch.Tensor, name: str, world_size: int) -> torch.Tensor:
+    return x.new_empty((world_size, *x.shape))
+
+
+@_all_reduce.register_fake
+def _all_reduce_fake(x: torch.Tensor, name: str) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+@_reduce_scatter.register_fake
+def _reduce_scatter_fake(x: torch.Tensor, name: str, rank: int, world_size: int) -> torch.Tensor:
+    if x.dim() == 0:
+        raise UsageError("reduce_scatter: got a scalar; wanted rows to split: give it a first dimension.")
+    # What `part_shape` says, without a comparison: the number of rows may be a symbol.
+    return x.new_empty(((x.shape[0] + world_size - 1 - rank) // world_size, *x.shape[1:]))
+
+
+for _op in (torch.ops.nvcomm.all_gather, torch.ops.nvcomm.all_reduce, torch.ops.nvcomm.reduce_scatter):
+    _register_effectful_op(_op.default, _EffectType.ORDERED)

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The torch operators: traced without a break, never removed, merged or moved, and the same as torch.distributed's.
+
+`python test_torch_ops.py FOLDER` is the parity test: it forks 2 ranks, then 3, which meet in that folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import nvcomm
+from nvcomm.errors import UsageError
+from nvcomm.integrations import torch_ops
+
+ROOT = Path(__file__).parents[2]
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.fixture
+def comm():
+    """A world of one: every call is real, and returns at once."""
+    with nvcomm.virtual_world(1, "cpu", max_bytes=1 << 16) as world:
+        yield world[0]
+
+
+class Spy:
+    """Writes down the calls of `comm`, which it also makes."""
+
+    def __init__(self, comm, monkeypatch):
+        self.order = []
+        for op in ("all_gather", "all_reduce", "reduce_scatter"):
+            monkeypatch.setattr(comm, op, functools.partial(self._call, op, getattr(comm, op)))
+
+    def _call(self, op, real, x):
+        self.order.append(op)
+        return real(x)
+
+
+PROGRAM = ["reduce_scatter", "all_reduce", "all_gather", "all_gather", "reduce_scatter"]
+
+
+def unused_and_twice(ops):
+    """`PROGRAM`: the first result is used last, the second by nobody, and the two gathers are alike."""
+
+    def step(x):
+        last = ops.reduce_scatter(x)
+        ops.all_reduce(x)
+        left, right = ops.all_gather(x * 2), ops.all_gather(x * 2)
+        return ops.reduce_scatter((left + right).flatten(0, 1)) + 1, last
+
+    return step
+
+
+def compile_with(step, backend, **options):
+    if backend == "inductor" and shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("inductor needs a C++ compiler")
+    torch._dynamo.reset()
+    return torch.compile(step, backend=backend, fullgraph=True, **options)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_a_compiled_graph_makes_the_calls_of_the_program_in_its_order(comm, monkeypatch, backend):
+    ops, spy = torch_ops.register(comm), Spy(comm, monkeypatch)
+    step = compile_with(unused_and_twice(ops), backend)
+    x = torch.randn(6, 8)
+    for replay in range(2):
+        y, last = step(x)
+        assert spy.order == PROGRAM * (replay + 1)
+        assert torch.equal(y, x * 4 + 1)
+        assert torch.equal(last, x)
+
+
+def test_without_the_effect_the_compiler_does_remove(comm):
+    """The negative control: an operator that is the same but for its effect."""
+    ops = torch_ops.register(comm)
+    calls = []
+
+    @torch.library.custom_op("nvcomm_test::all_gather", mutates_args=())
+    def all_gather(x: torch.Tensor, name: str, world_size: int) -> torch.Tensor:
+        calls.append(name)
+        return torch.ops.nvcomm.all_gather(x, name, world_size)
+
+    @all_gather.register_fake
+    def _(x, name, world_size):
+        return x.new_empty((world_size, *x.shape))
+
+    def step(x):
+        torch.ops.nvcomm_test.all_gather(x, ops.name, 1)
+        return torch.ops.nvcomm_test.all_gather(x * 2, ops.name, 1) + 1
+
+    compile_with(step, "aot_eager")(torch.randn(3))
+    assert len(calls) == 1
+
+
+def test_sizes_may_be_symbols(comm):
+    ops = torch_ops.register(comm)
+    step = compile_with(unused_and_twice(ops), "aot_eager", dynamic=True)
+    for rows in (4, 6, 7):
+        x = torch.randn(rows, 3)
+        assert torch.equal(step(x)[0], x * 4 + 1)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_fakes_tell_the_shapes_of_the_real_ones(world_size):
+    with nvcomm.virtual_world(world_size, "cpu", max_bytes=4096) as world:
+        all_ops = [torch_ops.register(each) for each in world]
+        for rows in (0, 1, world_size, 2 * world_size - 1, 7):
+            for dtype in DTYPES:
+                x = torch.ones(rows, 3, dtype=dtype)
+                real, fake = {}, {}
+
+                def both(comm, x=x, real=real, fake=fake):
+                    ops = all_ops[comm.rank]
+                    real[comm.rank] = [ops.all_gather(x), ops.all_reduce(x), ops.reduce_scatter(x)]
+
+                world.run(both)
+                for rank, ops in enumerate(all_ops):
+                    meta = x.to("meta")
+                    fake[rank] = [ops.all_gather(meta), ops.all_reduce(meta), ops.reduce_scatter(meta)]
+                    assert [(y.shape, y.dtype) for y in fake[rank]] == [(y.shape, y.dtype) for y in real[rank]]
+
+
+def test_operators_keep_torchs_own_rules(comm):
+    ops = torch_ops.register(comm)
+    x = torch.randn(4, 3)
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
+    torch.library.opcheck(torch.ops.nvcomm.all_gather.default, (x, ops.name, 1), test_utils=checks)
+    torch.library.opcheck(torch.ops.nvcomm.all_reduce.default, (x, ops.name), test_utils=checks)
+    torch.library.opcheck(torch.ops.nvcomm.reduce_scatter.default, (x, ops.name, 0, 1), test_utils=checks)
+
+
+def test_any_layout(comm):
+    ops = torch_ops.register(comm)
+    x = torch.randn(4, 6).t()
+    assert torch.equal(ops.all_gather(x)[0], x)
+
+
+def test_names(comm):
+    ops = torch_ops.register(comm, "tp")
+    assert torch_ops.register(comm, "tp") == ops
+    with (
+        nvcomm.virtual_world(1, "cpu", max_bytes=64) as other,
+        pytest.raises(UsageError, match="another communicator is registered as 'tp'"),
+    ):
+        torch_ops.register(other[0], "tp")
+    comm.close()
+    with nvcomm.virtual_world(1, "cpu", max_bytes=64) as other:
+        assert torch_ops.register(other[0], "tp").name == "tp"
+
+
+def test_a_call_that_does_not_fit_is_refused(comm):
+    x = torch.ones(4)
+    ops = torch_ops.register(comm)
+    with pytest.raises(UsageError, match="no communicator is registered as 'nobody'"):
+        torch.ops.nvcomm.all_reduce(x, "nobody")
+    with pytest.raises(UsageError, match="traced for rank None of 4, and .* is rank 0 of 1"):
+        torch.ops.nvcomm.all_gather(x, ops.name, 4)
+    with pytest.raises(UsageError, match="traced for rank 1 of 1"):
+        torch.ops.nvcomm.reduce_scatter(x, ops.name, 1, 1)
+    with pytest.raises(UsageError, match="got a scalar"):
+        ops.reduce_scatter(torch.ones((), device="meta"))
+    comm.close()
+    with pytest.raises(UsageError, match="is closed"):
+        ops.all_reduce(x)
+
+
+def test_a_communicator_that_is_gone_is_not_kept():
+    world = nvcomm.virtual_world(1, "cpu", max_bytes=64)
+    ops = torch_ops.register(world[0])
+    world.close()
+    del world
+    with pytest.raises(UsageError, match="no communicator is registered"):
+        ops.all_reduce(torch.ones(1))
+
+
+@pytest.mark.gpu
+def test_operators_inside_a_cuda_graph():
+    """Two ranks of this GPU: eager, then captured and replayed with other data."""
+    with nvcomm.virtual_world(2, "cuda", max_bytes=1 << 16, timeout_s=5) as world:
+        world.prepare("all_reduce", torch.float32)
+        world.prepare("reduce_scatter", torch.float32)
+        ops = [torch_ops.register(comm) for comm in world]
+        xs = [torch.full((6, 32), float(rank + 1), device="cuda") for rank in range(2)]
+        ys = {}
+
+        def call(comm):
+            rank = comm.rank
+            ys[rank] = (
+                ops[rank].all_gather(xs[rank]),
+                ops[rank].all_reduce(xs[rank]),
+                ops[rank].reduce_scatter(xs[rank]),
+            )
+
+        world.run(call)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            world.run(call)
+        for scale in (1, 10):
+            for rank, x in enumerate(xs):
+                x.fill_(scale * (rank + 1))
+            graph.replay()
+            torch.cuda.synchronize()
+            for rank in range(2):
+                gathered, reduced, part = ys[rank]
+                assert torch.equal(gathered, torch.stack(xs))
+                assert bool((reduced == 3 * scale).all())
+                assert part.shape == (3, 32)
+                assert bool((part == 3 * scale).all())
+            world[0].check()
+
+
+@pytest.mark.gpu
+def test_a_compiled_step_on_a_gpu():
+    with nvcomm.virtual_world(1, "cuda", max_bytes=1 << 16, timeout_s=5) as world:
+        comm = world[0]
+        world.prepare("all_reduce", torch.float32)
+        world.prepare("reduce_scatter", torch.float32)
+        step = compile_with(unused_and_twice(torch_ops.register(comm)), "aot_eager")
+        x = torch.randn(6, 8, device="cuda")
+        y, _ = step(x)
+        assert torch.equal(y, x * 4 + 1)
+        assert comm.stats().calls == len(PROGRAM)
+
+
+def test_parity_with_torch_distributed_in_2_and_3_processes(tmp_path):
+    done = subprocess.run(
+        [sys.executable, __file__, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def whole(shape, dtype, seed):
+    """Small whole numbers: their sums are exact in every dtype here, in any order."""
+    return torch.randint(-8, 8, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def by_gloo(x):
+    """all-gather, all-reduce and reduce-scatter of `x`, by torch.distributed."""
+    world_size, rank = dist.get_world_size(), dist.get_rank()
+    rows = [torch.empty_like(x) for _ in range(world_size)]
+    dist.all_gather(rows, x)
+    total = x.clone()
+    dist.all_reduce(total)
+    return torch.stack(rows), total, total.tensor_split(world_size)[rank]
+
+
+def parity(rank, world_size):
+    with nvcomm.Communicator(dist.group.WORLD, "cpu", max_bytes=1 << 16, timeout_s=30.0) as comm:
+        ops = torch_ops.register(comm, "parity")
+        for seed, shape in enumerate([(1,), (2, 3), (7, 5), (64, 33), (world_size * 4, 16)]):
+            for dtype in DTYPES:
+                x = whole(shape, dtype, 100 * seed + rank)
+                wanted = by_gloo(x)
+                for got in (
+                    (comm.all_gather(x), comm.all_reduce(x), comm.reduce_scatter(x)),
+                    (ops.all_gather(x), ops.all_reduce(x), ops.reduce_scatter(x)),
+                ):
+                    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True)), (shape, dtype)
+        step = torch.compile(unused_and_twice(ops), backend="aot_eager", fullgraph=True)
+        for seed in range(3):
+            x = whole((4, 6), torch.float32, 7 * seed + rank)
+            calls = comm.stats().calls
+            y, last = step(x)
+            gathered, _, part = by_gloo(x)
+            assert comm.stats().calls == calls + len(PROGRAM)
+            assert torch.equal(last, part)
+            assert torch.equal(y, by_gloo((gathered * 4).flatten(0, 1))[2] + 1)
+        assert comm.audit().dirty_words == 0
+        dist.barrier()
+
+
+def one_rank(rank, world_size, store):
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
+        parity(rank, world_size)
+    except BaseException:
+        sys.stderr.write(f"rank {rank}: {traceback.format_exc()}\n")
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+def main():
+    importlib.import_module("torch._dynamo")  # here, once: it takes seconds
+    context = multiprocessing.get_context("fork")
+    for world_size in (2, 3):
+        store = str(Path(sys.argv[1]) / f"store{world_size}")
+        ranks = [context.Process(target=one_rank, args=(rank, world_size, store)) for rank in range(world_size)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(45.0)
+            if rank.is_alive():
+                rank.kill()
+        if any(rank.exitcode for rank in ranks):
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
