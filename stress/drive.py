@@ -47,6 +47,7 @@ class Driver:
         """Replays until a bound of `config` is reached; returns launches and seconds."""
         launchers = list(zip(*(rank.capture(self._plan.graphs) for rank in self._ranks), strict=True))
         torch.cuda.synchronize()
+        chunks_per_look = 1 if config.stop_on_bad else CHUNKS_PER_LOOK
         per_graph = self._plan.config.replays_per_graph
         wanted = None if config.replays is None else -(-config.replays // per_graph)
         started = time.monotonic()
@@ -59,7 +60,7 @@ class Driver:
             launches += count
             chunks += 1
             self._throttle(CHUNKS_IN_FLIGHT)
-            if chunks % CHUNKS_PER_LOOK == 0:
+            if chunks % chunks_per_look == 0:
                 bad_words = self._read_ledgers()
                 progress.show(sum(rank.reading().replay for rank in self._ranks) // len(self._ranks), bad_words)
                 over = config.duration_s is not None and time.monotonic() - started > config.duration_s
