@@ -11,6 +11,8 @@ The floor reads each valid row once and has two cluster barriers, plain graph ed
 from __future__ import annotations
 
 import argparse
+import ctypes
+import dataclasses
 import sys
 from collections.abc import Callable
 
@@ -18,7 +20,7 @@ import torch
 
 from decode.reference.topk import explain_mismatch, valid_keys
 from decode.topk import launch
-from decode.topk_config import TopkConfig, choose_cluster
+from decode.topk_config import TopkConfig, choose_config
 
 CALLS = 20
 COLUMNS = (65_536, 262_144, 524_288, 1_048_576)
@@ -112,6 +114,31 @@ class Cell:
         self.check(config)
         return result
 
+    def flashinfer_us(self, library: ctypes.CDLL, replays: int) -> float:
+        """FlashInfer's cluster top-k, hot, with the settings its Python layer takes; checked before.
+
+        It takes the row's length from the host: here it is told the valid one.
+        """
+        logits = self.buffers[0]
+        rows, clusters = logits.shape[0], 8 if logits.shape[0] <= 32 else 4
+        optin = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
+        num_cached = (optin // 2 - 4 * (self.k + 781) - 1024) // 16
+        overflow = torch.empty(4 * rows * self.valid, dtype=torch.int32, device="cuda")
+        library.flashinfer_topk.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int, ctypes.c_void_p]
+        library.flashinfer_topk.argtypes += [ctypes.c_int] * 5 + [ctypes.c_void_p]
+
+        def call() -> None:
+            code = library.flashinfer_topk(
+                logits.data_ptr(), self.out.data_ptr(), self.valid, overflow.data_ptr(), rows, logits.stride(0),
+                self.k, num_cached, clusters, torch.cuda.current_stream().cuda_stream,
+            )  # fmt: skip
+            if code:
+                raise RuntimeError(f"flashinfer_topk returned CUDA error {code}")
+
+        call()
+        wrong = explain_mismatch(valid_keys(logits[:, : self.valid], self.lengths), self.k, self.out)
+        return float("nan") if wrong else median_us([call] * CALLS, replays)
+
     def torch_us(self, replays: int) -> float:
         """`torch.topk` on the valid columns, hot."""
         view = self.buffers[0][:, : self.valid]
@@ -131,10 +158,18 @@ def make_pool(num_elements: int) -> torch.Tensor:
     return pool
 
 
-def variants(rows: int, clusters: str, threads: str, k: int) -> list[TopkConfig]:
+def variants(rows: int, columns: int, clusters: str, threads: str, k: int, *, pdl: bool) -> list[TopkConfig]:
     """The configurations asked for: "auto" is what `decode_topk` takes."""
-    chosen = [choose_cluster(rows)] if clusters == "auto" else [int(c) for c in clusters.split(",")]
-    return [TopkConfig(k, cluster, threads=int(t)) for cluster in chosen for t in threads.split(",")]
+    auto = dataclasses.replace(choose_config(rows, columns, k), pdl=pdl)
+    if clusters == "auto":
+        return [auto]
+    found = []
+    for cluster in (int(c) for c in clusters.split(",")):
+        for num_threads in (int(t) for t in threads.split(",")):
+            batches = -(-columns // (64 * num_threads * cluster))
+            if batches * num_threads * 8 <= 65536:
+                found.append(dataclasses.replace(auto, cluster=cluster, threads=num_threads, batches=batches))
+    return found
 
 
 def main() -> None:
@@ -145,11 +180,14 @@ def main() -> None:
     parser.add_argument("--valid", default="8,1", help="1/n of the columns")
     parser.add_argument("--clusters", default="auto", help="CTAs a row, comma-separated")
     parser.add_argument("--threads", default="1024")
+    parser.add_argument("--no-pdl", action="store_true")
     parser.add_argument("--replays", type=int, default=15)
     parser.add_argument("--no-cold", action="store_true")
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--no-floor", action="store_true")
+    parser.add_argument("--flashinfer", help="shared library made of benchmarks/flashinfer_topk.cu")
     args = parser.parse_args()
+    flashinfer = ctypes.CDLL(args.flashinfer) if args.flashinfer else None
     rows_list = [int(r) for r in args.rows.split(",")]
     columns_list = [int(c) for c in args.columns.split(",")]
     say = sys.stdout.write
@@ -157,7 +195,7 @@ def main() -> None:
     global _FLUSH
     _FLUSH = torch.zeros(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
     say(f"# {torch.cuda.get_device_name()}, torch {torch.__version__}, k={args.k}, us per call\n")
-    say("# columns valid rows | floor (CTAs) bar | variant hot cold | torch.topk | lost\n")
+    say("# columns valid rows | floor (CTAs) bar | variant hot cold | torch.topk | flashinfer | lost\n")
     for columns in columns_list:
         for share in (int(v) for v in args.valid.split(",")):
             for rows in rows_list:
@@ -169,7 +207,7 @@ def main() -> None:
                     bar = floor + 3
                     line += f" {floor:6.2f} ({cluster:2d}) {bar:6.2f} |"
                 lost = []
-                for config in variants(rows, args.clusters, args.threads, args.k):
+                for config in variants(rows, columns, args.clusters, args.threads, args.k, pdl=not args.no_pdl):
                     hot = cell.time(config, args.replays, cold=False)
                     cold = float("nan") if args.no_cold else cell.time(config, args.replays, cold=True)
                     line += f" {config.cluster}x{config.threads} {hot:6.2f} {cold:6.2f} |"
@@ -180,6 +218,11 @@ def main() -> None:
                     line += f" {torch_us:8.1f} |"
                     if hot > torch_us:
                         lost.append("torch")
+                if flashinfer is not None:
+                    flashinfer_us = cell.flashinfer_us(flashinfer, args.replays)
+                    line += f" {flashinfer_us:6.2f} |"
+                    if hot > flashinfer_us:
+                        lost.append("flashinfer")
                 say(f"{line} {' '.join(sorted(set(lost)))}\n")
                 sys.stdout.flush()
 

@@ -8,7 +8,7 @@ from cuda.bindings.driver import CUstream
 from cutlass import Int32, Int64, Uint32, const_expr, range_constexpr
 
 from decode.topk_config import UNROLL, VECTOR_BYTES, WARP, SharedLayout, TopkConfig
-from decode.topk_harvest import cluster_sync
+from decode.topk_exchange import cluster_sync
 from decode.topk_keys import Row, vector_address, vector_at
 from nvcomm.ptx import cluster as ptx
 from nvcomm.ptx import memory

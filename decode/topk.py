@@ -8,12 +8,13 @@ See docs/topk.md for the contract and the algorithm, decode/topk_kernel.py for t
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import torch
 
 from decode.reference import topk as reference
-from decode.topk_config import MAX_COLUMNS, MAX_ROWS, NUM_BLOCKS_SELECTED, SUPPORTED_K, TopkConfig, choose_cluster
+from decode.topk_config import MAX_COLUMNS, MAX_ROWS, NUM_BLOCKS_SELECTED, SUPPORTED_K, TopkConfig, choose_config
 from nvcomm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ def decode_topk(
     if logits.device.type == "cpu":
         return out.copy_(reference.topk(logits, lengths, k))
     if logits.shape[0] > 0:
-        config = TopkConfig(k, choose_cluster(logits.shape[0]), deterministic=deterministic)
+        sms = num_sms(logits.device)
+        config = choose_config(*logits.shape, k, deterministic=deterministic, num_sms=sms)
         launch(config, logits, lengths, out)
     return out
 
@@ -91,7 +93,7 @@ def decode_topk_blocks(
         shared = lengths.repeat_interleave(rows_per_length)
         return out.copy_(reference.topk_blocks(logits, shared, NUM_BLOCKS_SELECTED))
     if logits.shape[0] > 0:
-        config = TopkConfig(NUM_BLOCKS_SELECTED, choose_cluster(logits.shape[0]), mode="blocks")
+        config = choose_config(*logits.shape, NUM_BLOCKS_SELECTED, mode="blocks", num_sms=num_sms(logits.device))
         launch(config, logits, lengths, out, rows_per_length)
     return out
 
@@ -129,6 +131,12 @@ def compiled(config: TopkConfig) -> CompiledKernel:
         kernel = compile_kernel(TopkKernel(config), *addresses, *extents, make_fake_stream(), key=(config,))
         _KERNELS[config] = kernel
     return kernel
+
+
+@functools.cache
+def num_sms(device: torch.device) -> int:
+    """Multiprocessors of the GPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 # Spares a launch the text of its cache key. Kernels live as long as the process: graphs may hold them.

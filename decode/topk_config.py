@@ -21,8 +21,10 @@ UNROLL = 8  # vectors of a thread in flight together: 32 registers
 GROUP_BINS = 4096  # bins of the first histogram: the upper 12 bits of a key
 SUB_BINS = 16  # the lower 4 bits
 FINE_BINS = 1024  # bins over [threshold, largest key]; keys of one octave of BF16 are 128 apart
-FINEST_BINS = 64  # 2**16 / FINE_BINS
-HOT_CAPACITY = GROUP_BINS * 4 // 2  # 16-bit entries over the first histogram, which is done with by then
+FINEST_BINS = 128  # at least 2**16 / FINE_BINS, and what a warp reads at once
+MAX_STEPS = 65536  # (step, thread) pairs of a CTA: their maxima are 16 bits each, and so are their names
+WINDOW = 64  # names of hot vectors that a warp lists at once
+HARVEST_BATCHES = 4  # batches whose 8 bits each fill one word of marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class TopkConfig:
     Attributes:
         k: columns to select; in block mode the number of blocks, the pinned one included.
         cluster: CTAs of a row, a power of two up to 16.
+        batches: batches of 8 steps that the widest row may take.
         threads: threads of a CTA, a power of two.
         mode: "columns", or "blocks" of 8 columns.
         deterministic: ties go to the smaller column and indices ascend.
@@ -41,6 +44,7 @@ class TopkConfig:
 
     k: int
     cluster: int
+    batches: int = 8
     threads: int = 1024
     mode: Mode = "columns"
     deterministic: bool = False
@@ -65,19 +69,9 @@ class TopkConfig:
         return groups
 
     @property
-    def accumulators(self) -> int:
-        """Registers with two running maxima each: a column group has one half, a block group a whole register."""
-        return self.groups_per_thread if self.mode == "blocks" else max(1, self.groups_per_thread // 2)
-
-    @property
     def step_vectors(self) -> int:
         """Vectors that the cluster reads in one step, one a thread."""
         return self.threads * self.cluster
-
-    @property
-    def max_batches(self) -> int:
-        """Batches of UNROLL steps that the widest row takes."""
-        return -(-(MAX_COLUMNS // VECTOR_COLUMNS) // (self.step_vectors * UNROLL))
 
     @property
     def candidate_capacity(self) -> int:
@@ -85,7 +79,7 @@ class TopkConfig:
 
         Those of the cluster, and k equal elements of each CTA, are counted in 16 bits.
         """
-        return min(4096, (0xFFFF // self.cluster - self.k) // 8 * 8)
+        return min(4096 if self.cluster < 8 else 2304, (0xFFFF // self.cluster - self.k) // 8 * 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +87,19 @@ class SharedLayout:
     """Byte offsets in the shared memory of a CTA. What is before `zeroed_bytes` starts as 0.
 
     Attributes:
-        groups: GROUP_BINS words, later the list of hot (batch, thread) pairs.
+        groups: GROUP_BINS words; later each warp lists WINDOW 16-bit names of vectors there.
         fine: FINE_BINS words, the cluster's candidates: low half all CTAs, high half the CTAs before this one.
         finest: FINEST_BINS words, the same for the bin of the threshold.
         sub: SUB_BINS words.
-        counters: 8 words: hot pairs, candidates above and at the threshold, positions above and at it, overflow.
+        counters: 8 words.
         barriers: two mbarriers, for the bracket and for the candidates.
         slots: two words a CTA of the cluster.
+        headers: what each CTA of the cluster sends: how many candidates.
         warp_totals: two words a warp.
         found: four words.
-        batch_keys: 16-bit key of the maximum of a (batch, thread).
-        above_index, above_key, equal_index: the candidates.
+        maxima: BF16 maximum of each vector, 8 steps of a thread together.
+        above_index, above_key, equal_index: this CTA's candidates.
+        received: the keys of the candidates of each CTA of the cluster.
     """
 
     config: TopkConfig
@@ -116,13 +112,14 @@ class SharedLayout:
     zeroed_bytes: int = counters + 32
     barriers: int = zeroed_bytes
     slots: int = barriers + 16
-    warp_totals: int = slots + 2 * 16 * 4
+    headers: int = slots + 2 * 16 * 4
+    warp_totals: int = headers + 16 * 4
     found: int = warp_totals + 2 * 32 * 4
-    batch_keys: int = found + 16
+    maxima: int = found + 16
 
     @property
     def above_index(self) -> int:
-        return self.batch_keys + 2 * self.config.threads * self.config.max_batches
+        return self.maxima + 2 * UNROLL * self.config.threads * self.config.batches
 
     @property
     def above_key(self) -> int:
@@ -133,17 +130,31 @@ class SharedLayout:
         return self.above_key + 2 * self.config.candidate_capacity
 
     @property
-    def total_bytes(self) -> int:
+    def received(self) -> int:
         return self.equal_index + 4 * self.config.k
 
+    @property
+    def total_bytes(self) -> int:
+        return self.received + (2 * self.config.candidate_capacity * self.config.cluster) * (self.config.cluster > 1)
 
-def choose_cluster(rows: int, num_sms: int = 132) -> int:
-    """CTAs a row: as many as keep all rows resident at once, at most 8.
 
-    With one CTA of 1,024 threads on a multiprocessor, an H200 holds 15 clusters of 8 and 30 of 4 at once: a graphics
-    processing cluster (GPC) of 16 to 18 multiprocessors holds two of 8, and some hold less.
+def choose_config(
+    rows: int, columns: int, k: int, *, mode: Mode = "columns", deterministic: bool = False, num_sms: int = 132
+) -> TopkConfig:
+    """The variant for a buffer of that size; the rows' lengths play no part.
+
+    As many CTAs a row as keep all rows resident at once, at most 8. With one CTA of 1,024 threads on a
+    multiprocessor, an H200 holds 15 clusters of 8 and 30 of 4 at once: a graphics processing cluster (GPC) of 16 to
+    18 multiprocessors holds two of 8, and some hold less. The widest rows need two CTAs to hold their maxima.
     """
-    for cluster in (8, 4, 2):
-        if rows * cluster <= num_sms - num_sms // 11:
-            return cluster
-    return 2 if rows * 2 <= num_sms else 1
+    cluster = 8
+    while cluster > 1 and rows * cluster > (num_sms if cluster == 2 else num_sms - num_sms // 11):
+        cluster //= 2
+    threads = 512 if cluster == 8 else 1024
+    vectors = -(-columns // VECTOR_COLUMNS)
+    if vectors > cluster * MAX_STEPS:
+        cluster = 2
+    batches = 1
+    while batches * UNROLL * threads * cluster < vectors:
+        batches *= 2
+    return TopkConfig(k, cluster, batches=batches, threads=threads, mode=mode, deterministic=deterministic)

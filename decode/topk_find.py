@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Int32, Uint32, const_expr, range_constexpr
+from cutlass import Uint32, const_expr, range_constexpr
 
-from decode.topk_config import GROUP_BINS, SUB_BINS, WARP
+from decode.topk_config import GROUP_BINS, SUB_BINS
 from decode.topk_keys import Row
 from nvcomm.ptx import cluster as ptx
+
+SUB_BARRIER = 1  # named barrier of the CTA; 0 is sync_threads
 
 
 def warp_inclusive_sum(value: Uint32) -> Uint32:
@@ -35,21 +37,21 @@ def find_from_top(
     Returns:
         The bin, the count in the bins above it, and its own.
     """
-    config, layout = row.config, row.layout
+    layout = row.layout
     total = values[0]
     for i in range_constexpr(1, cute.size(values)):
         total = total + values[i]
-    inclusive = warp_inclusive_sum(total)
-    if row.lane == WARP - 1:
-        ptx.st_shared(row.smem + Uint32(layout.warp_totals) + Uint32(row.warp) * 4, inclusive)
+    warp_total = ptx.redux_add(total)
+    if row.lane == 0:
+        ptx.st_shared(row.smem + Uint32(layout.warp_totals) + Uint32(row.warp) * 4, warp_total)
     cute.arch.sync_threads()
-    warp_total = Uint32(0)
-    if row.lane < config.warps:
-        warp_total = ptx.ld_shared(row.smem + Uint32(layout.warp_totals) + Uint32(row.lane) * 4)
-    warps_before = ptx.shfl_idx(warp_inclusive_sum(warp_total) - warp_total, Uint32(row.warp))
-    above = warps_before + inclusive - total
-    reached = counted(above + total, packed=packed) >= target
-    if (counted(above, packed=packed) < target) & reached:
+    earlier = Uint32(0)
+    if row.lane < row.warp:
+        earlier = ptx.ld_shared(row.smem + Uint32(layout.warp_totals) + Uint32(row.lane) * 4)
+    before = ptx.redux_add(earlier)
+    # One warp holds the bin; the others wait for it at the barrier.
+    if (counted(before, packed=packed) < target) & (counted(before + warp_total, packed=packed) >= target):
+        above = before + warp_inclusive_sum(total) - total
         for i in range_constexpr(cute.size(values)):
             upto = above + values[i]
             if (counted(above, packed=packed) < target) & (counted(upto, packed=packed) >= target):
@@ -67,28 +69,28 @@ def find_in_groups(row: Row, values: cute.Tensor, target: Uint32) -> tuple[Uint3
     return find_from_top(row, values, Uint32(GROUP_BINS - 1) - Uint32(row.thread * per_thread), target, False)
 
 
-@cute.jit
-def find_in_sub_bins(counts: cute.Tensor, above: Uint32, target: Uint32) -> tuple[Uint32, Uint32]:
-    """The sub-bin where the running count from the top, starting at `above`, reaches `target`; by one thread alone.
+def find_in_sub_bins(row: Row, count: Uint32, above: Uint32, target: Uint32) -> tuple[Uint32, Uint32]:
+    """The sub-bin where the running count from the top, starting at `above`, reaches `target`; by a warp.
+
+    Lane i holds the count of sub-bin SUB_BINS - 1 - i, lanes from SUB_BINS on hold 0.
 
     Returns:
         The sub-bin, and the count above it.
     """
-    found = Uint32(0)
-    count_above = above
-    running = above
-    for i in range_constexpr(SUB_BINS - 1, -1, -1):
-        upto = running + counts[i]
-        if (running < target) & (upto >= target):
-            found = Uint32(i)
-            count_above = running
-        running = upto
-    return found, count_above
+    upto = above + warp_inclusive_sum(count)
+    # The lanes that have not reached the target come first; the next one has.
+    short = popc(ptx.ballot(upto < target))
+    return Uint32(SUB_BINS - 1) - short, ptx.shfl_idx(upto - count, short)
+
+
+def popc(mask: Uint32) -> Uint32:
+    """Number of set bits."""
+    return Uint32(cute.arch.popc(mask))
 
 
 @cute.jit
 def group_threshold(row: Row, keys: cute.Tensor) -> Uint32:
-    """The `quota`-th largest of this CTA's group maxima, exactly: every thread gets it.
+    """The `quota`-th largest of this CTA's group maxima, exactly; warp 0 gets it, the others get 0 and go on.
 
     Args:
         row: the row.
@@ -111,17 +113,14 @@ def group_threshold(row: Row, keys: cute.Tensor) -> Uint32:
     for i in range_constexpr(num_keys):
         if (keys[i] >> Uint32(4)) == upper:
             ptx.red_add_shared(row.smem + Uint32(layout.sub) + (keys[i] & Uint32(15)) * 4, Uint32(1))
-    cute.arch.sync_threads()
-    counts = cute.make_rmem_tensor((SUB_BINS,), Uint32)
-    for quad in range_constexpr(SUB_BINS // 4):
-        words = ptx.ld_shared_v4(row.smem + Uint32(layout.sub + 16 * quad))
-        for i in range_constexpr(4):
-            counts[4 * quad + i] = words[i]
-    lower, _ = find_in_sub_bins(counts, above, target)
-    return upper * 16 + lower
-
-
-def thread_index() -> Int32:
-    """The thread of the CTA, of a one-dimensional block."""
-    thread, _, _ = cute.arch.thread_idx()
-    return thread
+    result = Uint32(0)
+    if row.warp == 0:
+        cute.arch.barrier(barrier_id=SUB_BARRIER, number_of_threads=row.config.threads)
+        count = Uint32(0)
+        if row.lane < SUB_BINS:
+            count = ptx.ld_shared(row.smem + Uint32(layout.sub) + Uint32(SUB_BINS - 1 - row.lane) * 4)
+        lower, _ = find_in_sub_bins(row, count, above, target)
+        result = upper * 16 + lower
+    else:
+        cute.arch.barrier_arrive(barrier_id=SUB_BARRIER, number_of_threads=row.config.threads)
+    return result

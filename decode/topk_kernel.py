@@ -2,8 +2,8 @@
 """Exact top-k of BF16 rows, one kernel: a cluster of CTAs a row, the row read from memory once.
 
 1. Each CTA streams its share and keeps maxima: one a thread and batch of 8 vectors, one a group of elements. Its
-   threshold is the ceil(k / CTAs)-th largest of its group maxima. Groups are disjoint, so at least k elements of the row
-   reach the smallest of the CTAs' thresholds, whatever the data; with random data hardly more than k do.
+   threshold is the ceil(k / CTAs)-th largest of its group maxima. Groups are disjoint, so at least k elements of the
+   row reach the smallest of the CTAs' thresholds, whatever the data; with random data hardly more than k do.
 2. One exchange agrees on that threshold. Batches whose maximum reaches it are read again; their elements above
    it become candidates. Of elements equal to it a CTA keeps k: more cannot be wanted.
 3. Candidates are counted, by key, in a histogram that every CTA holds complete, with the count of earlier CTAs
@@ -14,7 +14,8 @@ without lists (`topk_ordered`). The branch is taken on the device by all CTAs of
 
 Memory order: remote accesses to shared memory come after the first cluster barrier (all CTAs have started and cleared
 theirs). Both exchanges are asynchronous stores counted by an mbarrier of their destination, which waits for them
-before it exits. A cluster barrier there would drop L1, and with it the batches to be read again. Logits and lengths are read, and `out` is written, only after griddepcontrol.wait.
+before it exits. A cluster barrier there would drop L1, and with it the batches to be read again.
+Logits and lengths are read, and `out` is written, only after griddepcontrol.wait.
 """
 
 from __future__ import annotations
@@ -23,26 +24,22 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Int32, Int64, Uint32, const_expr, range_constexpr
 
-from decode.topk_config import BLOCK_COLUMNS, FINE_BINS, VECTOR_COLUMNS, WARP, SharedLayout, TopkConfig
-from decode.topk_find import group_threshold
-from decode.topk_harvest import (
+from decode.topk_config import BLOCK_COLUMNS, VECTOR_BYTES, VECTOR_COLUMNS, WARP, SharedLayout, TopkConfig
+from decode.topk_emit import bins_in_use, emit, find_fine, has_work, put, refine
+from decode.topk_exchange import (
     NUM_ABOVE,
     NUM_EQUAL,
-    OVERFLOW,
     counter,
-    emit,
     exchange_bracket,
-    find_fine,
-    harvest,
+    exchange_candidates,
     note_largest,
     prepare,
-    publish_candidates,
-    put,
-    refine,
-    stream,
 )
-from decode.topk_keys import MIN_KEY, Row, tail_key
+from decode.topk_find import group_threshold
+from decode.topk_harvest import harvest
+from decode.topk_keys import MIN_KEY, Quad, Row, first_vector, ld_vector_below, tail_key
 from decode.topk_ordered import count_all, emit_in_order
+from decode.topk_stream import stream
 from nvcomm.ptx import cluster as ptx
 from nvcomm.ptx import memory
 
@@ -110,25 +107,28 @@ class TopkKernel:
         stamps = cute.make_rmem_tensor((NUM_STAMPS,), Uint32)
         stamp(config, stamps, 0)
         prepare(config, smem, thread)
-        if const_expr(config.pdl):
-            cute.arch.griddepcontrol_wait()
-            stamp(config, stamps, 1)
-            # Every reader of `out` waits for this grid's end; the trigger only lets the next grid get ready.
-            cute.arch.griddepcontrol_launch_dependents()
-        row_index = block // config.cluster
-        length = Int32(memory.ld_weak_b32(lengths + Int64(row_index // rows_per_length) * 4))
         if const_expr(config.cluster > 1):
             ptx.cluster_wait_acquire()
         else:
             cute.arch.sync_threads()
+        if const_expr(config.pdl):
+            cute.arch.griddepcontrol_wait()
+            # Every reader of `out` waits for this grid's end; the trigger only lets the next grid get ready.
+            cute.arch.griddepcontrol_launch_dependents()
+        stamp(config, stamps, 1)
+        row_index = block // config.cluster
+        cta = block % config.cluster
+        data = logits + Int64(row_index) * row_bytes
+        # The first vector does not wait for the length: it is in the buffer, whether it counts or not.
+        vector = first_vector(config, cta, thread)
+        first = ld_vector_below(data + Int64(vector) * VECTOR_BYTES, vector, num_columns // VECTOR_COLUMNS)
+        length = Int32(memory.ld_weak_b32(lengths + Int64(row_index // rows_per_length) * 4))
         stamp(config, stamps, 2)
         if length > num_columns:
             length = num_columns
         if length < 0:
             length = Int32(0)
-        data = logits + Int64(row_index) * row_bytes
         out_row = out + Int64(row_index) * out_row_bytes
-        cta = block % config.cluster
         lane = thread % WARP
         warp = cute.arch.make_warp_uniform(thread // WARP)
         if const_expr(config.mode == "columns"):
@@ -139,7 +139,7 @@ class TopkKernel:
             if length <= config.k:
                 take_all(row, length)
             else:
-                select(row, stamps)
+                select(row, first, stamps)
         else:
             num_blocks = (length + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
             num_select = num_blocks - 1
@@ -155,7 +155,7 @@ class TopkKernel:
             if num_blocks <= 1:
                 fill(row, Uint32(0))
             else:
-                select(row, stamps)
+                select(row, first, stamps)
 
 
 @cute.jit
@@ -187,14 +187,14 @@ def fill(row: Row, first: Uint32) -> None:
 
 
 @cute.jit
-def select(row: Row, stamps: cute.Tensor) -> None:
+def select(row: Row, first: Quad, stamps: cute.Tensor) -> None:
     """The top `num_select` elements of a row that has more than that, or in block mode at least that many."""
     config, layout = row.config, row.layout
     tail = Uint32(0)
     if (row.cta == 0) & (row.thread < row.num_tail):
         tail = tail_key(row, row.thread)
     groups = cute.make_rmem_tensor((config.groups_per_thread,), Uint32)
-    num_batches = stream(row, groups)
+    num_batches = stream(row, groups, first)
     note_largest(row, groups, tail)
     stamp(config, stamps, 3)
     own_threshold = group_threshold(row, groups)
@@ -205,25 +205,25 @@ def select(row: Row, stamps: cute.Tensor) -> None:
     harvest(row, threshold, num_batches, tail)
     stamp(config, stamps, 6)
     num_above = Int32(ptx.ld_shared(counter(row, NUM_ABOVE)))
+    num_equal = Int32(ptx.ld_shared(counter(row, NUM_EQUAL)))
+    overflow = Uint32(num_above > config.candidate_capacity)
     if num_above > config.candidate_capacity:
         num_above = Int32(config.candidate_capacity)
-    num_equal = Int32(ptx.ld_shared(counter(row, NUM_EQUAL)))
     if num_equal > config.k:
         num_equal = Int32(config.k)
     shift = Uint32(0)
     for bits in range_constexpr(10, 16):
         shift = shift + Uint32(((largest - threshold) >> Uint32(bits)) != 0)
-    publish_candidates(row, threshold, shift, num_above, Uint32(num_equal))
+    overflow = exchange_candidates(row, threshold, shift, num_above, Uint32(num_equal), overflow)
     stamp(config, stamps, 7)
 
     kth = Uint32(0)
     above = Uint32(0)
-    overflow = ptx.ld_shared(counter(row, OVERFLOW)) != 0
-    if overflow:
+    if overflow != 0:
         kth, above = count_all(row)
         emit_in_order(row, kth, above)
-    else:
-        found, above, count = find_fine(row, layout.fine, FINE_BINS, row.num_select)
+    elif has_work(row, num_above, num_equal, shift):
+        found, above, count = find_fine(row, layout.fine, bins_in_use(threshold, largest, shift), row.num_select)
         kth = threshold + (found << shift)
         if shift != 0:
             equal_here = Uint32(0)
@@ -236,10 +236,10 @@ def select(row: Row, stamps: cute.Tensor) -> None:
         else:
             emit(row, threshold, kth, above, count, num_above, num_equal)
     if const_expr(config.mode == "blocks"):
-        first = row.num_select
+        end = row.num_select
         if kth == MIN_KEY:
-            first = above & Uint32(0xFFFF)
-        fill(row, first)
+            end = above & Uint32(0xFFFF)
+        fill(row, end)
     if const_expr(config.stamps):
         stamp(config, stamps, 9)
         cute.arch.sync_threads()

@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cutlass.cute as cute
-from cutlass import Int32, Int64, Uint32, const_expr, range_constexpr
+from cutlass import Boolean, Int32, Int64, Uint32, const_expr, range_constexpr
 
 from decode.topk_config import UNROLL, VECTOR_BYTES, VECTOR_COLUMNS, WARP, SharedLayout, TopkConfig
 from nvcomm.ptx import memory
 
 MIN_KEY = 0x0080
+MAX_KEY = 0xFFFF
 NEG_INF_PAIR = 0xFF80FF80
 
 Quad = tuple[Uint32, Uint32, Uint32, Uint32]
@@ -75,33 +76,77 @@ def max_nan_pair(a: Uint32, b: Uint32) -> Uint32:
     return cute.arch.inline_ptx("max.NaN.bf16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[a, b])
 
 
+def max_u32(a: Uint32, b: Uint32) -> Uint32:
+    """The larger of two."""
+    return cute.arch.inline_ptx("max.u32 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[a, b])
+
+
 def max_of_pair(pair: Uint32) -> Uint32:
     """The larger of the two halves, in the low half; the high half is 0."""
     return max_nan_pair(pair, (pair >> Uint32(16)) | (pair << Uint32(16))) & Uint32(0xFFFF)
 
 
-def ld_vector_below(addr: Int64, vector: Int32, num_vectors: Int32) -> Quad:
-    """16 bytes if `vector` is below `num_vectors`, else eight times -inf; nothing is read then."""
+def value_pair(key: Uint32) -> Uint32:
+    """The BF16 value of a key, in both halves."""
+    positive = key - Uint32(0x8000)
+    negative = Uint32(0x10000) - key
+    bits = Uint32(key >= 0x8000) * positive + Uint32(key < 0x8000) * negative
+    return bits | (bits << Uint32(16))
+
+
+def marks_of_steps(pairs: Quad, bound: Uint32, *, strict: bool) -> Uint32:
+    """Bit i says that half i of the 8 halves is at least (strict: above) `bound`'s, or that either is NaN."""
+    compare = "gtu" if strict else "geu"
+    lines = " ".join(
+        f"setp.{compare}.bf16x2 p|q, {{$r{i}}}, {{$r4}}; "
+        f"@p or.b32 m, m, {1 << (2 * i)}; @q or.b32 m, m, {2 << (2 * i)};"
+        for i in range(4)
+    )
     return cute.arch.inline_ptx(
-        "{ .reg .pred p; setp.lt.s32 p, {$r1}, {$r2}; "
-        "mov.b32 {$w0}, 0xff80ff80; mov.b32 {$w1}, 0xff80ff80; mov.b32 {$w2}, 0xff80ff80; mov.b32 {$w3}, 0xff80ff80; "
-        "@p ld.global.v4.b32 {{$w0},{$w1},{$w2},{$w3}}, [{$r0}]; }",
-        write_only_types=[Uint32] * 4,
-        read_only_args=[addr, vector, num_vectors],
+        "{ .reg .pred p, q; .reg .b32 m; mov.b32 m, 0; " + lines + " mov.b32 {$w0}, m; }",
+        write_only_types=[Uint32],
+        read_only_args=[*pairs, bound],
     )
 
 
-def vector_at(row: Row, batch: Int32, step: Int32, thread: Int32) -> Int32:
-    """The vector that `thread` of this CTA reads in step `step` of batch `batch`.
+def interleave_maxima(a: Uint32, b: Uint32) -> Uint32:
+    """The larger half of `a` in the low half, the larger half of `b` in the high half."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b32 l, h; prmt.b32 l, {$r0}, {$r1}, 0x5410; prmt.b32 h, {$r0}, {$r1}, 0x7632; "
+        "max.NaN.bf16x2 {$w0}, l, h; }",
+        write_only_types=[Uint32],
+        read_only_args=[a, b],
+    )
+
+
+def ld_vector_if(addr: Int64, inside: Boolean, otherwise: Quad) -> Quad:
+    """16 bytes if `inside`, else `otherwise` and no access."""
+    return cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.b32 p, {$r1}, 0; mov.b32 {$w0}, {$r2}; mov.b32 {$w1}, {$r3}; mov.b32 {$w2}, {$r4}; "
+        "mov.b32 {$w3}, {$r5}; @p ld.global.v4.b32 {{$w0},{$w1},{$w2},{$w3}}, [{$r0}]; }",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[addr, Uint32(inside), *otherwise],
+    )
+
+
+def ld_vector_below(addr: Int64, vector: Int32, num_vectors: Int32) -> Quad:
+    """16 bytes if `vector` is below `num_vectors`, else eight times -inf and no access."""
+    return ld_vector_if(addr, vector < num_vectors, (Uint32(NEG_INF_PAIR),) * 4)
+
+
+def first_vector(config: TopkConfig, cta: Int32, thread: Int32) -> Int32:
+    """The vector that a thread reads first.
 
     A warp reads 512 consecutive bytes, and the CTAs of the cluster take turns: also a short row is spread over all
     of them. The turn shifts with the warp, so that a period of the data in columns does not meet one CTA alone.
     """
-    config = row.config
     warp = thread // WARP
-    turn = (row.cta + warp) % config.cluster
-    chunk = ((batch * UNROLL + step) * config.warps + warp) * config.cluster + turn
-    return chunk * WARP + thread % WARP
+    return (warp * config.cluster + (cta + warp) % config.cluster) * WARP + thread % WARP
+
+
+def vector_at(row: Row, batch: Int32, step: Int32, thread: Int32) -> Int32:
+    """The vector that `thread` of this CTA reads in step `step` of batch `batch`."""
+    return first_vector(row.config, row.cta, thread) + (batch * UNROLL + step) * row.config.step_vectors
 
 
 def vector_address(row: Row, vector: Int32) -> Int64:
@@ -124,6 +169,17 @@ def tail_key(row: Row, i: Int32) -> Uint32:
     """The key of column `i` after the whole vectors; they are read one by one: nothing beyond the length is touched."""
     addr = vector_address(row, row.num_vectors) + Int64(i) * 2
     return order_key(memory.ld_weak_u16(addr))
+
+
+def column_key_if(row: Row, vector: Int32, column: Int32, inside: Boolean) -> Uint32:
+    """The key of one column of a vector if `inside`, else 0 and no access."""
+    addr = vector_address(row, vector) + Int64(column) * 2
+    bits = cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.b32 p, {$r1}, 0; mov.b32 {$w0}, 0; @p ld.global.u16 {$w0}, [{$r0}]; }",
+        write_only_types=[Uint32],
+        read_only_args=[addr, Uint32(inside)],
+    )
+    return order_key(bits) * Uint32(inside)
 
 
 @cute.jit

@@ -12,8 +12,9 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32, const_expr, range_constexpr
 
 from decode.topk_config import GROUP_BINS, SUB_BINS, WARP
+from decode.topk_emit import put
+from decode.topk_exchange import cluster_sync
 from decode.topk_find import find_in_groups, find_in_sub_bins, warp_inclusive_sum
-from decode.topk_harvest import cluster_sync, put
 from decode.topk_keys import MIN_KEY, Row, keys_of_vector
 from nvcomm.ptx import cluster as ptx
 
@@ -72,15 +73,12 @@ def count_all(row: Row) -> tuple[Uint32, Uint32]:
     upper, above, _ = find_in_groups(row, values, row.num_select)
     add_row(row, layout.sub, upper, True)
     cluster_sync(row)
-    counts = cute.make_rmem_tensor((SUB_BINS,), Uint32)
-    for i in range_constexpr(SUB_BINS):
-        counts[i] = zero
-    for cta in cutlass.range(config.cluster, unroll=1):
-        for quad in range_constexpr(SUB_BINS // 4):
-            words = ptx.ld_shared_cluster_v4(ptx.mapa(row.smem + Uint32(layout.sub + 16 * quad), Uint32(cta)))
-            for i in range_constexpr(4):
-                counts[4 * quad + i] = counts[4 * quad + i] + words[i]
-    lower, count_above = find_in_sub_bins(counts, above, row.num_select)
+    count = zero
+    if row.lane < SUB_BINS:
+        at = row.smem + Uint32(layout.sub) + Uint32(SUB_BINS - 1 - row.lane) * 4
+        for cta in cutlass.range(config.cluster, unroll=1):
+            count = count + ptx.ld_shared_cluster(ptx.mapa(at, Uint32(cta)))
+    lower, count_above = find_in_sub_bins(row, count, above, row.num_select)
     # `emit_in_order` has a barrier of the cluster: nobody exits while these bins are still being read.
     return upper * 16 + lower, count_above
 

@@ -11,7 +11,7 @@ has started, and a last one, after which the other may have exited.
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Uint16, Uint32
+from cutlass import Boolean, Uint16, Uint32
 
 Quad = tuple[Uint32, Uint32, Uint32, Uint32]
 
@@ -102,11 +102,6 @@ def red_add_shared_cluster(addr: Uint32, value: Uint32) -> None:
     cute.arch.inline_ptx("red.relaxed.cluster.shared::cluster.add.u32 [{$r0}], {$r1};", read_only_args=[addr, value])
 
 
-def cluster_rank() -> Uint32:
-    """Rank of this CTA in its cluster."""
-    return cute.arch.inline_ptx("mov.u32 {$w0}, %cluster_ctarank;", write_only_types=[Uint32])
-
-
 def cluster_arrive_release() -> None:
     """Arrives at the cluster barrier, behind all earlier writes; every thread of every CTA does, warps converged."""
     cute.arch.inline_ptx("barrier.cluster.arrive.release.aligned;")
@@ -158,11 +153,11 @@ def st_async_cluster(addr: Uint32, word: Uint32, mbarrier: Uint32) -> None:
     )
 
 
-def red_async_add_cluster(addr: Uint32, value: Uint32, mbarrier: Uint32) -> None:
-    """Adds to a word of a CTA of the cluster, 4 bytes for an mbarrier there; both addresses are from `mapa`."""
+def st_async_cluster_v4(addr: Uint32, words: Quad, mbarrier: Uint32) -> None:
+    """Four words, 16 bytes for the mbarrier; `addr` is a multiple of 16."""
     cute.arch.inline_ptx(
-        "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [{$r0}], {$r1}, [{$r2}];",
-        read_only_args=[addr, value, mbarrier],
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [{$r0}], {{$r1},{$r2},{$r3},{$r4}}, [{$r5}];",
+        read_only_args=[addr, *words, mbarrier],
     )
 
 
@@ -184,6 +179,20 @@ def shfl_up_add(value: Uint32, distance: int) -> Uint32:
         write_only_types=[Uint32],
         read_only_args=[value],
     )
+
+
+def ballot(predicate: Boolean) -> Uint32:
+    """A bit for each lane where `predicate` holds; all 32 lanes take part."""
+    return cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.b32 p, {$r0}, 0; vote.sync.ballot.b32 {$w0}, p, 0xffffffff; }",
+        write_only_types=[Uint32],
+        read_only_args=[Uint32(predicate)],
+    )
+
+
+def lanes_below() -> Uint32:
+    """A bit for each lane below this one."""
+    return Uint32(cute.arch.lanemask_lt())
 
 
 def redux_add(value: Uint32) -> Uint32:

@@ -6,13 +6,20 @@ from __future__ import annotations
 import pytest
 import torch
 
+import nvcomm
 from decode import topk
 from decode.reference import topk as reference
+from decode.sharded_topk import rows_per_rank, sharded_topk
 from decode.topk_config import TopkConfig
 from tests.topk_data import KINDS, make_rows
 
 pytestmark = pytest.mark.gpu
 K_OF = {1: 2048, 2: 512, 4: 1024, 8: 512, 16: 2048}
+
+
+def variant(k: int, cluster: int, **options: object) -> TopkConfig:
+    """A configuration that takes rows of up to 524,288 columns."""
+    return TopkConfig(k, cluster, batches=max(1, 8 // cluster), **options)
 
 
 def run(config: TopkConfig, logits: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -45,7 +52,7 @@ def int32(values: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("cluster", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_kinds_of_rows(kind: str, cluster: int, seed: int) -> None:
-    config = TopkConfig(K_OF[cluster], cluster)
+    config = variant(K_OF[cluster], cluster)
     for columns in (2051, 70_001, 262_144):
         logits = make_rows(kind, 3, columns, seed, "cuda")
         check(config, logits, int32([columns, columns // 8 + 1, config.k + 1]))
@@ -65,14 +72,14 @@ def test_against_torch_topk_values(k: int, seed: int) -> None:
 @pytest.mark.parametrize("cluster", [1, 8])
 def test_deterministic(kind: str, cluster: int, seed: int) -> None:
     logits = make_rows(kind, 3, 100_003, seed, "cuda")
-    check(TopkConfig(512, cluster, deterministic=True), logits, int32([100_003, 40_000, 513]))
+    check(variant(512, cluster, deterministic=True), logits, int32([100_003, 40_000, 513]))
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("cluster", [1, 8])
 def test_blocks(kind: str, cluster: int, seed: int) -> None:
     logits = make_rows(kind, 6, 131_075, seed, "cuda")
-    check(TopkConfig(2048, cluster, mode="blocks"), logits, int32([131_075, 131_072, 30_001, 16_384, 9, 1]))
+    check(variant(2048, cluster, mode="blocks"), logits, int32([131_075, 131_072, 30_001, 16_384, 9, 1]))
 
 
 def test_blocks_of_empty_rows_and_shared_lengths(seed: int) -> None:
@@ -87,10 +94,10 @@ def test_blocks_of_empty_rows_and_shared_lengths(seed: int) -> None:
 def test_short_zero_and_negative_lengths(cluster: int, seed: int) -> None:
     lengths = [-(2**31), -3, 0, 1, 7, 511, 512, 513, 514, 520, 1023, 4096, 4097, 8191, 8192, 8193, 2**31 - 1]
     logits = make_rows("random", len(lengths), 40_000, seed, "cuda")
-    out = run(TopkConfig(512, cluster), logits, int32(lengths))
+    out = run(variant(512, cluster), logits, int32(lengths))
     assert (out[:3] == -1).all()
     assert torch.equal(out[5], torch.cat([torch.arange(511, device="cuda"), int32([-1])]).int())
-    check(TopkConfig(512, cluster), logits, int32(lengths).clamp(max=40_000))
+    check(variant(512, cluster), logits, int32(lengths).clamp(max=40_000))
 
 
 def test_columns_past_the_length_are_never_candidates(seed: int) -> None:
@@ -109,6 +116,18 @@ def test_row_counts(rows: int, seed: int) -> None:
     lengths = torch.randint(0, 16_393, (rows,), dtype=torch.int32, device="cuda")
     out = topk.decode_topk(logits, lengths, 1024)
     assert reference.explain_mismatch(reference.valid_keys(logits, lengths), 1024, out) is None
+
+
+@pytest.mark.parametrize("rows", [1, 20, 70])
+@pytest.mark.parametrize("kind", ["random", "constant", "rising"])
+def test_the_widest_buffers(kind: str, rows: int, seed: int) -> None:
+    logits = make_rows(kind, 1, 1 << 20, seed, "cuda").expand(rows, 1 << 20).contiguous()
+    lengths = torch.randint(1, 1 << 20, (rows,), dtype=torch.int32, device="cuda")
+    lengths[0] = 1 << 20
+    out = topk.decode_topk(logits, lengths, 2048)
+    for row in {0, rows // 2, rows - 1}:
+        keys = reference.valid_keys(logits[row : row + 1], lengths[row : row + 1])
+        assert reference.explain_mismatch(keys, 2048, out[row : row + 1]) is None
 
 
 def test_offsets_beyond_two_gib(seed: int) -> None:
@@ -165,3 +184,29 @@ def test_graph_replays_with_changing_lengths(rows: int, replays: int, seed: int)
     torch.cuda.synchronize()
     assert int(step) == replays
     assert int(bad) == 0
+
+
+@pytest.mark.parametrize("rows", [2, 5, 12])
+def test_sharded_over_virtual_ranks(rows: int, seed: int) -> None:
+    world_size, k = 4, 512
+    logits = make_rows("random", rows, 32_768, seed, "cuda")
+    lengths = torch.randint(0, 32_769, (rows,), dtype=torch.int32, device="cuda")
+    # Loads every kernel before any rank waits for another.
+    wanted = topk.decode_topk(logits, lengths, k, deterministic=True)
+    share = rows_per_rank(rows, world_size)
+    for part in {1, share}:
+        topk.decode_topk(logits[:part], lengths[:part], k, deterministic=True)
+    local = [torch.zeros(share, k, dtype=torch.int32, device="cuda").fill_(-1) for _ in range(world_size)]
+    gathered = [torch.zeros(world_size, share, k, dtype=torch.int32, device="cuda") for _ in range(world_size)]
+    results: dict[int, torch.Tensor] = {}
+
+    def call(comm: nvcomm.Communicator) -> None:
+        r = comm.rank
+        results[r] = sharded_topk(comm, logits, lengths, k, deterministic=True, local=local[r], gathered=gathered[r])
+
+    with nvcomm.virtual_world(world_size) as world:
+        for _ in range(5):
+            world.run(call)
+        torch.cuda.synchronize()
+    for result in results.values():
+        assert torch.equal(result, wanted)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from decode.reference import topk as reference
 from decode.sharded_topk import owned_rows, rows_per_rank, sharded_topk
 from decode.topk import decode_topk, decode_topk_blocks
-from decode.topk_config import MAX_COLUMNS, SharedLayout, TopkConfig, choose_cluster
+from decode.topk_config import MAX_COLUMNS, MAX_ROWS, MAX_STEPS, SUPPORTED_K, SharedLayout, choose_config
 from nvcomm.errors import UsageError
 from tests.topk_data import KINDS, make_rows
 
@@ -165,23 +165,36 @@ def test_blocks_check_the_sharing_of_lengths():
             decode_topk_blocks(logits, lengths_of(lengths), rows_per_length=sharing)
 
 
-@pytest.mark.parametrize("k", [512, 1024, 2048])
-@pytest.mark.parametrize("cluster", [1, 2, 4, 8, 16])
-def test_configurations_fit_the_machine(k, cluster):
-    config = TopkConfig(k, cluster)
-    assert config.quota * cluster >= k
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(1, MAX_ROWS),
+    st.integers(1, MAX_COLUMNS),
+    st.sampled_from(SUPPORTED_K),
+    st.sampled_from(["columns", "blocks"]),
+    st.sampled_from([78, 114, 132, 148]),
+)
+def test_every_size_has_a_configuration_that_fits(rows, columns, k, mode, num_sms):
+    config = choose_config(rows, columns, k, mode=mode, num_sms=num_sms)
+    assert config.quota * config.cluster >= k
     assert config.groups_per_thread * config.threads >= config.quota
-    assert config.threads * config.max_batches <= 1 << 16
-    assert config.max_batches * 8 * config.step_vectors * 8 >= MAX_COLUMNS
-    # Packed counts have 16 bits for candidates and for k equal elements of each CTA.
-    assert cluster * (config.candidate_capacity + k) < 1 << 16
+    assert config.batches * 8 * config.step_vectors * 8 >= columns
+    # Names of batches and vectors have 16 bits, marks of a thread's batches 32.
+    assert config.threads * config.batches * 8 <= MAX_STEPS
+    assert config.batches <= 32
+    # Packed counts have 16 bits for the candidates of all CTAs and for k equal elements of each; headers 13 and 12.
+    assert config.cluster * (config.candidate_capacity + k) < 1 << 16
+    assert config.candidate_capacity < 1 << 13
+    assert config.candidate_capacity % 8 == 0
     assert SharedLayout(config).total_bytes <= 227 * 1024
+    assert SharedLayout(config).maxima % 16 == 0
+    assert SharedLayout(config).received % 16 == 0
 
 
 def test_all_rows_are_resident_at_once():
-    for rows in range(1, 67):
-        assert rows * choose_cluster(rows) <= 132
-    assert [choose_cluster(rows) for rows in (1, 15, 16, 30, 31, 66, 67, 192)] == [8, 8, 4, 4, 2, 2, 1, 1]
+    clusters = [choose_config(rows, 65_536, 512).cluster for rows in range(1, 193)]
+    assert all(rows * cluster <= 132 for rows, cluster in enumerate(clusters[:132], 1))
+    assert [clusters[rows - 1] for rows in (1, 15, 16, 30, 31, 66, 67, 192)] == [8, 8, 4, 4, 2, 2, 1, 1]
+    assert choose_config(192, MAX_COLUMNS, 512).cluster == 2
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading a row once and keeping maxima: of every vector in shared memory, of every group in registers. Inlined."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64, Uint32, const_expr, range_constexpr
+
+from decode.topk_config import UNROLL, VECTOR_BYTES
+from decode.topk_keys import (
+    NEG_INF_PAIR,
+    Quad,
+    Row,
+    first_vector,
+    interleave_maxima,
+    ld_vector_below,
+    ld_vector_if,
+    max_nan_pair,
+    max_of_pair,
+    order_key,
+    vector_address,
+    vector_at,
+)
+from nvcomm.ptx import cluster as ptx
+from nvcomm.ptx import memory
+
+# Registers of pairs that a batch is folded into: four pairs of vector maxima, then running maxima of places.
+PAIRS = UNROLL // 2
+
+
+def uses_places(row: Row) -> bool:
+    """Whether a thread has several groups by the place of a column in its vector.
+
+    A single group needs no places. Groups of blocks have to hold whole vectors: there they go by step.
+    """
+    return row.config.groups_per_thread > 1 and row.config.mode == "columns"
+
+
+def fold(row: Row, quads: list[Quad]) -> tuple[list[Uint32], list[Uint32]]:
+    """The maxima of up to 8 vectors in the halves of four registers, and the maxima of each place over the vectors."""
+    of_vector = []
+    for a, b, c, d in quads:
+        of_vector.append(max_nan_pair(max_nan_pair(a, b), max_nan_pair(c, d)))
+    of_vector += [Uint32(NEG_INF_PAIR)] * (UNROLL - len(quads))
+    of_steps = [Uint32(NEG_INF_PAIR)] * PAIRS
+    for i in range(-(-len(quads) // 2)):
+        of_steps[i] = interleave_maxima(of_vector[2 * i], of_vector[2 * i + 1])
+    of_places: list[Uint32] = []
+    if uses_places(row):
+        of_places = list(quads[0])
+        for quad in quads[1:]:
+            of_places = [max_nan_pair(x, y) for x, y in zip(of_places, quad, strict=True)]
+    return of_steps, of_places
+
+
+@cute.jit
+def stream(row: Row, groups: cute.Tensor, first: Quad) -> Int32:
+    """Reads the row once: a maximum per vector to shared memory, this thread's group maxima (keys) to `groups`.
+
+    Args:
+        row: the row.
+        groups: registers for the keys.
+        first: this thread's first vector, which was read before the row's length was known.
+
+    Returns:
+        The number of batches.
+    """
+    config = row.config
+    nothing = Uint32(NEG_INF_PAIR)
+    f0, f1, f2, f3 = first
+    if first_vector(config, row.cta, row.thread) >= row.num_vectors:
+        f0 = f1 = f2 = f3 = nothing
+    num_steps = (row.num_vectors + config.step_vectors - 1) // config.step_vectors
+    num_batches = (num_steps + UNROLL - 1) // UNROLL
+    best = cute.make_rmem_tensor((PAIRS,), Uint32)
+    steps = cute.make_rmem_tensor((PAIRS,), Uint32)
+    places = cute.make_rmem_tensor((PAIRS,), Uint32)
+    for i in range_constexpr(PAIRS):
+        best[i] = Uint32(NEG_INF_PAIR)
+        steps[i] = Uint32(NEG_INF_PAIR)
+        places[i] = Uint32(NEG_INF_PAIR)
+    for batch in cutlass.range(num_batches, unroll=1):
+        vector = vector_at(row, batch, Int32(0), row.thread)
+        addr = vector_address(row, vector)
+        if vector + (UNROLL - 1) * config.step_vectors < row.num_vectors:
+            load_batch(row, steps, places, addr, batch > 0, (f0, f1, f2, f3))
+        else:
+            # Few steps are left in a short row: no need to look at eight.
+            steps_left = num_steps - batch * UNROLL
+            if steps_left <= 1:
+                load_last_batch(row, steps, places, addr, vector, batch > 0, (f0, f1, f2, f3), 1)
+            elif steps_left <= 2:
+                load_last_batch(row, steps, places, addr, vector, batch > 0, (f0, f1, f2, f3), 2)
+            elif steps_left <= 4:
+                load_last_batch(row, steps, places, addr, vector, batch > 0, (f0, f1, f2, f3), 4)
+            else:
+                load_last_batch(row, steps, places, addr, vector, batch > 0, (f0, f1, f2, f3), UNROLL)
+        f0 = f1 = f2 = f3 = nothing
+        at = row.smem + Uint32(row.layout.maxima) + Uint32(batch * config.threads + row.thread) * 16
+        ptx.st_shared_v4(at, (steps[0], steps[1], steps[2], steps[3]))
+        for i in range_constexpr(PAIRS):
+            best[i] = max_nan_pair(best[i], places[i] if const_expr(uses_places(row)) else steps[i])
+    group_keys(row, best, groups)
+    return num_batches
+
+
+def group_keys(row: Row, best: cute.Tensor, groups: cute.Tensor) -> None:
+    """Folds four pairs of maxima into 1, 2, 4 or 8 groups."""
+    pairs = [best[i] for i in range(PAIRS)]
+    num_groups = row.config.groups_per_thread
+    while len(pairs) > max(1, num_groups // 2):
+        half = len(pairs) // 2
+        pairs = [max_nan_pair(pairs[i], pairs[half + i]) for i in range(half)]
+    if num_groups == 1:
+        groups[0] = order_key(max_of_pair(pairs[0]))
+    else:
+        for i, pair in enumerate(pairs):
+            groups[2 * i] = order_key(pair & Uint32(0xFFFF))
+            groups[2 * i + 1] = order_key(pair >> Uint32(16))
+
+
+@cute.jit
+def load_batch(row: Row, steps: cute.Tensor, places: cute.Tensor, addr: Int64, not_first: Boolean, first: Quad) -> None:
+    """A batch that exists as a whole: 8 loads in flight, then their maxima."""
+    stride = row.config.step_vectors * VECTOR_BYTES
+    quads = [ld_vector_if(addr, not_first, first)]
+    quads += [memory.ld_weak_v4(addr + Int64(u * stride)) for u in range(1, UNROLL)]
+    store(row, steps, places, quads)
+
+
+@cute.jit
+def load_last_batch(
+    row: Row,
+    steps: cute.Tensor,
+    places: cute.Tensor,
+    addr: Int64,
+    vector: Int32,
+    not_first: Boolean,
+    first: Quad,
+    num_steps: const_expr,
+) -> None:
+    """A batch of `num_steps` steps, of which some vectors may lie past the end of the row: those count as -inf."""
+    step = row.config.step_vectors
+    quads = [ld_vector_if(addr, not_first & (vector < row.num_vectors), first)]
+    quads += [
+        ld_vector_below(addr + Int64(u * step * VECTOR_BYTES), vector + u * step, row.num_vectors)
+        for u in range(1, num_steps)
+    ]
+    store(row, steps, places, quads)
+
+
+def store(row: Row, steps: cute.Tensor, places: cute.Tensor, quads: list[Quad]) -> None:
+    """Leaves what `fold` makes of the vectors in registers."""
+    of_steps, of_places = fold(row, quads)
+    for i, pair in enumerate(of_steps):
+        steps[i] = pair
+    for i, pair in enumerate(of_places):
+        places[i] = pair
