@@ -26,6 +26,7 @@ from nvcomm.env import settings
 from nvcomm.errors import NvcommError, UnsupportedError, UsageError
 from nvcomm.group import Group
 from nvcomm.host.faults import Fault
+from nvcomm.host.recovery import above
 from nvcomm.mailbox import MailboxLayout
 from nvcomm.memory.virtual import VirtualMemory
 from nvcomm.options import Options
@@ -86,6 +87,7 @@ class DeviceEngine:
         self._checks = settings().device_checks > 0
         self._delayed = options.transport == "delayed"
         self._site = 0
+        self._calls_before = self._first_generation = 0
         self._order = CallOrder(device)
         self._state = torch.zeros(mailbox.STATE_WORDS, dtype=torch.int32, device=device)
         self._fault = torch.zeros(mailbox.FAULT_WORDS, dtype=torch.int32, pin_memory=True)
@@ -129,6 +131,7 @@ class DeviceEngine:
         words = self.memory.local()
         words[: self.layout.faults_base // 4].fill_(_signed(mailbox.EMPTY))
         words[self.layout.faults_base // 4 :].zero_()
+        self._calls_before, self._first_generation = self._calls(self.state()), generation
         self._state[: mailbox.STATE_ESCAPES].zero_()
         self._state[mailbox.STATE_GENERATION] = _signed(generation)
         self._fault_words[:] = 0
@@ -145,8 +148,8 @@ class DeviceEngine:
             )
         torch.cuda.synchronize(self.device)  # drain: own grids ended, and with them their stores
         timeout_s = 2 * self.options.timeout_s  # another rank may still wait its own timeout out
-        answers = self._group.exchange("nvcomm.reset.drained", self.audit().generation, timeout_s)
-        self.arm((max(int(str(answer)) for answer in answers) + 1) & mailbox.GENERATION_MASK)
+        generations = self._group.exchange("nvcomm.reset.drained", self.generation(), timeout_s)
+        self.arm(above(generations))
         self._group.barrier("nvcomm.reset.armed", timeout_s)
 
     def all_gather(self, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -208,6 +211,15 @@ class DeviceEngine:
         own = Fault.load(self._fault_words)
         return None if own is None else fault_error(own, self.layout, self.memory.local())
 
+    def generation(self) -> int:
+        """The next call's generation; waits for the device."""
+        return int(self.state()[mailbox.STATE_GENERATION])
+
+    def _calls(self, state: np.ndarray) -> int:
+        """Collectives since construction: the generation steps with each, and jumps at a reset."""
+        since = int(state[mailbox.STATE_GENERATION]) - self._first_generation
+        return self._calls_before + (since & mailbox.GENERATION_MASK)
+
     def state(self) -> np.ndarray:
         """The state block as uint32; waits for the device."""
         return self._state.cpu().numpy().view(np.uint32)
@@ -217,7 +229,7 @@ class DeviceEngine:
         state = self.state()
         waits = state[mailbox.STATE_WAITS : mailbox.STATE_WAITS + self.world_size]
         return Stats(
-            calls=(int(state[mailbox.STATE_GENERATION]) - self.options.generation) & mailbox.GENERATION_MASK,
+            calls=self._calls(state),
             bytes=int(state[mailbox.STATE_BYTES : mailbox.STATE_BYTES + 2].view(np.uint64)[0]),
             escapes=int(state[mailbox.STATE_ESCAPES]),
             longest_wait_us=tuple(int(wait) for wait in waits),

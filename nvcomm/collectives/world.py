@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from nvcomm.collectives.engine import DeviceEngine
 from nvcomm.env import multicast_disabled_by
 from nvcomm.errors import CapabilityError, UnsupportedError, UsageError
 from nvcomm.group import Group, StoreGroup, agree
+from nvcomm.host.recovery import above
 from nvcomm.mailbox import LAYOUT_VERSION, MailboxLayout
 from nvcomm.memory.symmetric import SymmetricMemory
 from nvcomm.memory.virtual import VirtualMemory
@@ -48,12 +50,18 @@ class CudaWorld:
             raise UsageError(why_not)
         CLAIMS.hold(uuid, token, options.device_share)
         self._release = weakref.finalize(self, CLAIMS.let_go, uuid, token)  # also where nobody closes it
-        with torch.cuda.device(device):
-            self._owned = [OwnedStream(device) for _ in range(world_size)]
-            memories = VirtualMemory.build(world_size, layout.size_bytes, device)
-            self.engines = [DeviceEngine(memory, layout, device, options, max_ctas=max_ctas) for memory in memories]
-        self.streams = [owned.stream for owned in self._owned]
         self._device = device
+        self.engines: list[DeviceEngine] = []
+        self.streams: list[torch.cuda.Stream] = []
+        with contextlib.ExitStack() as failed, torch.cuda.device(device):
+            failed.callback(self._release)
+            for memory in VirtualMemory.build(world_size, layout.size_bytes, device):
+                owned = OwnedStream(device)
+                failed.callback(owned.close)
+                self.streams.append(owned.stream)
+                self.engines.append(DeviceEngine(memory, layout, device, options, max_ctas=max_ctas))
+                failed.callback(self.engines[-1].close)
+            self._resources = failed.pop_all()
 
     def run(self, ranks: Sequence[Rank], call: Callable[[Rank], Any]) -> None:
         """Calls every rank on its stream, forked from the current one and joined with it."""
@@ -71,17 +79,13 @@ class CudaWorld:
     def reset(self) -> None:
         """R10b in one process: the device drains, then every mailbox is armed before anybody may publish."""
         torch.cuda.synchronize(self._device)
-        generation = max(engine.audit().generation for engine in self.engines) + 1
+        generation = above([engine.generation() for engine in self.engines])
         for engine in self.engines:
             engine.arm(generation)
 
     def close(self) -> None:
-        """Lets go of mailboxes and streams."""
-        for engine in self.engines:
-            engine.close()
-        for owned in self._owned:
-            owned.close()
-        self._release()
+        """Lets go of mailboxes and streams, the last first."""
+        self._resources.close()
 
 
 def build_peer(group: Group, device: torch.device, options: Options) -> DeviceEngine:
