@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public communicator on CPU tensors: what bad input gets, and that nothing is lost by it."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import pytest
+import torch
+
+import nvcomm
+from nvcomm.options import Options
+
+WORLD_SIZE = 2
+
+
+@pytest.fixture(scope="module")
+def world():
+    with nvcomm.virtual_world(WORLD_SIZE, "cpu", max_bytes=4096, timeout_s=10) as world:
+        yield world
+
+
+def gather_and_check(world, call=0):
+    xs = [torch.arange(9, dtype=torch.int64) + 100 * rank + call for rank in range(WORLD_SIZE)]
+    for y in world.all_gather(xs):
+        assert torch.equal(y, torch.stack(xs))
+
+
+def quantized():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.zeros(4), 0.1, 0, torch.qint8)
+
+
+BAD = {
+    "layout": lambda: torch.zeros((4, 4)).to_sparse(),
+    "quantized": quantized,
+    "meta": lambda: torch.zeros(4, device="meta"),
+    "requires grad": lambda: torch.zeros(4, requires_grad=True),
+    "conjugate": lambda: torch.zeros(4, dtype=torch.complex64).conj(),
+    "contiguous": lambda: torch.zeros((4, 4)).t(),
+    "at most 4096": lambda: torch.zeros(1025),
+    "torch.Tensor": lambda: [1, 2, 3],
+}
+
+
+@pytest.mark.parametrize("says", BAD)
+def test_a_bad_input_is_refused_before_anything_is_sent(world, says):
+    before = [comm.audit() for comm in world]
+    with pytest.raises(nvcomm.UsageError, match=says):
+        world[0].all_gather(BAD[says]())
+    assert [comm.audit() for comm in world] == before
+    gather_and_check(world)
+
+
+def test_a_tensor_that_requires_grad_is_taken_while_grad_is_off(world):
+    xs = [torch.full((3,), float(rank), requires_grad=True) for rank in range(WORLD_SIZE)]
+    with torch.no_grad():
+        ys = world.all_gather(xs)
+    assert torch.equal(ys[0], torch.stack([x.detach() for x in xs]))
+
+
+@pytest.mark.parametrize(
+    ("out", "says"),
+    [
+        (torch.zeros(4), "wanted torch.float32"),
+        (torch.zeros((2, 4), dtype=torch.float64), "wanted torch.float32"),
+        (torch.zeros((4, 2)).t(), "not contiguous"),
+        (torch.zeros((2, 4), requires_grad=True), "requires grad"),
+        ("out", "wanted a torch.Tensor"),
+    ],
+)
+def test_a_bad_output_is_refused(world, out, says):
+    with pytest.raises(nvcomm.UsageError, match=says):
+        world[0].all_gather(torch.zeros(4), out)
+    gather_and_check(world)
+
+
+def test_an_output_over_its_input_is_refused(world):
+    storage = torch.zeros(8)
+    with pytest.raises(nvcomm.UsageError, match="overlaps"):
+        world[0].all_gather(storage[4:], storage.view(2, 4))
+
+
+def test_outputs_of_the_caller_are_filled_and_returned(world):
+    xs = [torch.full((2, 2), rank) for rank in range(WORLD_SIZE)]
+    outs = [torch.zeros((WORLD_SIZE, 2, 2), dtype=torch.int64) for _ in range(WORLD_SIZE)]
+    ys = world.all_gather(xs, outs)
+    assert all(y is out for y, out in zip(ys, outs, strict=True))
+    assert torch.equal(outs[1], torch.stack(xs))
+
+
+def test_a_group_call_wants_one_tensor_a_rank(world):
+    with pytest.raises(nvcomm.UsageError, match="2 ranks"):
+        world.all_gather([torch.zeros(1)])
+
+
+def test_stats_and_audit_of_every_rank(world):
+    before = world[0].stats()
+    gather_and_check(world)
+    after = world[0].stats()
+    assert (after.calls - before.calls, after.bytes - before.bytes) == (1, 72)
+    assert len({(audit.slot, audit.generation, audit.dirty_words) for audit in (comm.audit() for comm in world)}) == 1
+
+
+def test_a_closed_communicator_says_so():
+    with nvcomm.virtual_world(1, "cpu") as world:
+        comm = world[0]
+    with pytest.raises(nvcomm.UsageError, match="closed"):
+        comm.all_gather(torch.zeros(1))
+    comm.close()  # harmless
+
+
+def test_a_forked_child_is_refused_and_the_parent_goes_on(world):
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is what is tested
+        child = os.fork()
+    if child == 0:
+        try:
+            world[0].all_gather(torch.zeros(1))
+        except nvcomm.UsageError as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        assert "forked" in answer.read()
+    gather_and_check(world, 5)
+
+
+def test_a_communicator_that_nobody_closed_warns():
+    world = nvcomm.virtual_world(1, "cpu")
+    with pytest.warns(ResourceWarning, match="not closed"):
+        world[0].__del__()
+    world.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_bytes", 8),
+        ("timeout_s", 0.0),
+        ("pdl", "soon"),
+        ("device_share", 1.5),
+        ("generation", -1),
+        ("protocol", "lamport"),
+        ("transport", "pigeon"),
+    ],
+)
+def test_an_option_that_cannot_work_is_refused_by_name(name, value):
+    with pytest.raises(nvcomm.UsageError, match=name):
+        Options(**{name: value})
+
+
+@pytest.mark.parametrize("world_size", [0, 9])
+def test_worlds_without_kernels_are_refused(world_size):
+    with pytest.raises(nvcomm.UsageError, match="1 to 8"):
+        nvcomm.virtual_world(world_size, "cpu")
+
+
+def test_multicast_is_not_for_cpus():
+    with pytest.raises(nvcomm.UnsupportedError, match="multicast"):
+        nvcomm.virtual_world(2, "cpu", transport="multicast")
