@@ -89,7 +89,8 @@ def inputs(ranks: int, rows: int) -> list[torch.Tensor]:
 
 def timed(world: nvcomm.virtual.VirtualWorld, call: Call, rows: int, is_right: Callable[[], bool] | None) -> float:
     """Median us of a call, the data checked before and after where `is_right` says how."""
-    graphs = RankGraphs(world, call, 40 if rows <= 48 else 16)
+    # calls in a graph: enough that launching it costs nothing beside them
+    graphs = RankGraphs(world, call, 200 if rows <= 12 else 40 if rows <= 48 else 16)
     for last in (False, True):
         graphs.replay()
         torch.cuda.synchronize()

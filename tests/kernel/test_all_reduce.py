@@ -149,11 +149,12 @@ def test_R6_graphs_replayed_with_changed_inputs(world4):
     def contribution(rank: int, step: torch.Tensor) -> torch.Tensor:
         return ((index * 7 + step * 13 + rank * 29) % 64 - 32).bfloat16()  # small integers: sums are exact
 
-    graphs = []
+    graphs, kept = [], []  # a graph does not keep what its kernels write to
     for rank, comm in enumerate(world4):
         outs = [torch.zeros_like(xs[0]) for _ in range(2)]
         gathered = torch.zeros((4, rows, HIDDEN), dtype=torch.bfloat16, device="cuda")
         part = torch.zeros((2 if rank < 2 else 1, HIDDEN), dtype=torch.bfloat16, device="cuda")
+        kept.append((outs, gathered, part))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=comm.stream, capture_error_mode="thread_local"):
             counter[rank].add_(1)

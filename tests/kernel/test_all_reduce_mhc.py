@@ -116,13 +116,15 @@ def test_residual_streams_updated_in_place_in_a_graph_replayed(world4, boundarie
     case = make_case(4, 6, HIDDEN, 9, "cuda")
     own = [case.residual.clone() for _ in range(4)]
     h = [torch.empty_like(x) for x in case.xs]
+    post, comb = case.post * 0.5, case.comb * 0.25
+    torch.cuda.synchronize()
     graphs = []
     for rank, comm in enumerate(world4):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=comm.stream, capture_error_mode="thread_local"):
             for protocol in PROTOCOLS:
                 boundaries[rank](
-                    case.xs[rank], own[rank], case.post * 0.5, case.comb * 0.25, case.pre, case.norm_weight, 1e-20,
+                    case.xs[rank], own[rank], post, comb, case.pre, case.norm_weight, 1e-20,
                     new_residual=own[rank], h=h[rank], protocol=protocol,
                 )  # fmt: skip
         graphs.append(graph)
@@ -132,7 +134,7 @@ def test_residual_streams_updated_in_place_in_a_graph_replayed(world4, boundarie
             with torch.cuda.stream(comm.stream):
                 graphs[rank].replay()
     torch.cuda.synchronize()
-    want = Case(case.xs, case.residual, case.post * 0.5, case.comb * 0.25, case.pre, case.norm_weight)
+    want = Case(case.xs, case.residual, post, comb, case.pre, case.norm_weight)
     for _ in range(2 * replays - 1):
         want.residual = want.wanted()[0]
     check([(own[rank], h[rank]) for rank in range(4)], want)
