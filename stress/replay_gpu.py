@@ -19,6 +19,7 @@ from stress.gpu_rank import GpuRank
 from stress.hang import Hang
 from stress.plan import MAX_BYTES, SMALL_BYTES, Plan, PlanConfig, shape_for
 from stress.run import FIRST_GENERATION, Outcome, Progress, RunConfig
+from stress.sums import SumRank
 from stress.watchdog import GRACE_S, Watchdog
 
 REPLAYS_PER_GRAPH = 8
@@ -155,6 +156,8 @@ def replay(
 ) -> Outcome:
     """Replays on this process's communicators, and puts together what all processes saw."""
     plan = plan_for(config)
+    # The known-bad protocol has gathers alone.
+    rank_type = SumRank if config.op == "mixed" and config.protocol == "mailbox" else GpuRank
     ranks: list[GpuRank] = []
 
     def explain(reason: str) -> Hang:
@@ -170,7 +173,7 @@ def replay(
         limit_s = config.timeout_s + GRACE_S
         with Watchdog(limit_s, explain, lambda hang: on_hang(config, hang)) as watchdog:
             for comm, stream in zip(comms, streams, strict=True):
-                ranks.append(GpuRank(comm, plan, comm.device, stream))
+                ranks.append(rank_type(comm, plan, comm.device, stream))
                 cleanup.callback(ranks[-1].close)
                 ranks[-1].load()
                 watchdog.beat()

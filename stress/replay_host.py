@@ -12,7 +12,7 @@ import time
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
-from nvcomm.errors import NvcommError, UnsupportedError
+from nvcomm.errors import NvcommError, UnsupportedError, UsageError
 from stress import worker
 from stress.audit import compare_audits
 from stress.decode import BadWord, Origin, decode
@@ -41,6 +41,8 @@ class HostRunner:
 
     def run(self, config: RunConfig, progress: Progress) -> Outcome:
         """See `Runner.run`."""
+        if config.op != "all_gather":
+            raise UsageError(f"--op {config.op} runs on GPUs alone: use --world virtual or peer.")
         plan = plan_for(config)
         page = StatusPage(config.ranks)
         with tempfile.TemporaryDirectory(prefix="nvcomm-stress-") as folder:

@@ -15,7 +15,8 @@ World = Literal["host", "virtual", "peer"]
 Transport = Literal["auto", "peer", "multicast", "delayed"]
 ProtocolName = Literal["mailbox", "late-copy"]
 
-OPS = ("all_gather",)
+# "mixed": each gather is followed by a sum of what was gathered, see `stress.sums`; on GPUs alone.
+OPS = ("all_gather", "mixed")
 
 # Runs begin a few hundred replays before the 32-bit count of collectives wraps (docs/mailbox.md R6).
 FIRST_GENERATION = GENERATION_MASK - 1000
