@@ -25,6 +25,7 @@ FINEST_BINS = 128  # at least 2**16 / FINE_BINS, and what a warp reads at once
 MAX_STEPS = 65536  # (step, thread) pairs of a CTA: their maxima are 16 bits each, and so are their names
 WINDOW = 64  # names of hot vectors that a warp lists at once
 HARVEST_BATCHES = 4  # batches whose 8 bits each fill one word of marks
+PDL_BYTES = 30 << 20  # half of the L2 cache of an H200; see `choose_config`
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,10 @@ def choose_config(
     As many CTAs a row as keep all rows resident at once, at most 8. With one CTA of 1,024 threads on a
     multiprocessor, an H200 holds 15 clusters of 8 and 30 of 4 at once: a graphics processing cluster (GPC) of 16 to
     18 multiprocessors holds two of 8, and some hold less. The widest rows need two CTAs to hold their maxima.
+
+    Programmatic dependent launch saves half a microsecond, but places clusters wherever multiprocessors come free. From
+    call to call a row then changes sides of the L2 cache, and a buffer that fits the cache once stops fitting: large
+    buffers go without, as long as the grid leaves multiprocessors free to change to. Measured in docs/results/topk.md.
     """
     cluster = 8
     while cluster > 1 and rows * cluster > (num_sms if cluster == 2 else num_sms - num_sms // 11):
@@ -157,4 +162,5 @@ def choose_config(
     batches = 1
     while batches * UNROLL * threads * cluster < vectors:
         batches *= 2
-    return TopkConfig(k, cluster, batches=batches, threads=threads, mode=mode, deterministic=deterministic)
+    pdl = 2 * rows * columns <= PDL_BYTES or rows * cluster > num_sms - num_sms // 11
+    return TopkConfig(k, cluster, batches=batches, threads=threads, mode=mode, deterministic=deterministic, pdl=pdl)

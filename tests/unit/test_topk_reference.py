@@ -197,6 +197,13 @@ def test_all_rows_are_resident_at_once():
     assert choose_config(192, MAX_COLUMNS, 512).cluster == 2
 
 
+def test_large_buffers_keep_their_place_between_calls():
+    with_pdl = {(1, 1 << 20), (12, 1 << 20), (24, 1 << 19), (64, 1 << 19), (64, 1 << 20)}
+    without = {(24, 1 << 20), (48, 1 << 19), (48, 1 << 20)}
+    assert all(choose_config(rows, columns, 512).pdl for rows, columns in with_pdl)
+    assert not any(choose_config(rows, columns, 512).pdl for rows, columns in without)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 192), st.integers(1, 8))
 def test_every_row_is_owned_once_and_in_order(rows, world_size):
