@@ -13,6 +13,7 @@ from nvcomm._version import __version__
 # Command -> (module with `main(argv) -> exit code`, what it does).
 COMMANDS = {
     "compile": ("nvcomm.compile", "compile every kernel for an architecture into the cache; needs no GPU"),
+    "doctor": ("nvcomm.doctor", "what this machine can do, and why not"),
     "stress": ("stress.__main__", "replay graphs of gathers and check every word (python -m stress)"),
 }
 

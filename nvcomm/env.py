@@ -161,6 +161,8 @@ OTHERS = {
     "NVSHMEM_DISABLE_NVLS": "1 switches multicast off here too",
     "CUTE_DSL_ARCH": "compile for this architecture (sm_90a, sm_100a, sm_103a) instead of the GPU's own",
     "XDG_CACHE_HOME": "where the default of NVCOMM_CACHE_DIR lies, instead of ~/.cache",
+    "CUDA_VISIBLE_DEVICES": "shown by doctor, as it hides and renumbers GPUs",
+    "CUDA_MPS_PIPE_DIRECTORY": "where doctor looks for the MPS daemon, instead of /tmp/nvidia-mps",
     "TMPDIR": "where the ranks of one host meet while they exchange memory handles",
     "RANK": "torchrun: this process's rank",
     "WORLD_SIZE": "torchrun: number of ranks",
