@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -14,10 +14,11 @@ import torch
 
 from nvcomm.arguments import check_input, check_output, part_shape
 from nvcomm.env import settings
-from nvcomm.errors import UsageError
+from nvcomm.errors import NvcommError, UsageError
 from nvcomm.group import as_group
 from nvcomm.options import DEFAULT_MAX_BYTES, Options, Pdl, Protocol, Transport
 from nvcomm.stats import Audit, Stats
+from nvcomm.watcher import Watcher
 from nvcomm.worlds import Engine, build_rank
 
 if TYPE_CHECKING:
@@ -320,6 +321,14 @@ class Communicator:
         error = self.engine.fault()
         if error is not None:
             raise error
+
+    def watch(self, on_fault: Callable[[NvcommError], object], interval_s: float = 0.1) -> Watcher:
+        """Calls `on_fault(error)` from another thread when this rank breaks: for servers that only replay graphs.
+
+        Returns:
+            A context manager; see `nvcomm.watcher.Watcher`.
+        """
+        return Watcher(self, on_fault, interval_s)
 
     def stats(self) -> Stats:
         """Calls, bytes, escapes and longest waits since construction. CUDA: waits for the device."""
