@@ -9,6 +9,7 @@ stores that follow in order. No barrier stands between publish and collect: each
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -36,6 +37,7 @@ from nvcomm.mailbox import (
 # Collected and handed on at once: large enough to hide the interpreter, small enough to stay in the L2 cache, and
 # whole escape records.
 BLOCK_WORDS = 128 * escapes.WORDS_PER_RECORD
+REPORTS_WITHIN_S = 0.2
 FILL = 0xFF  # what a caller finds where nothing arrived: -1 as an index, NaN as a float (R10)
 
 
@@ -250,7 +252,17 @@ class Steps:
         waited_us = int(waiting.waited_s * 1e6)
         fault = Fault(TIMEOUT, port.rank, src_rank, port.generation, port.slot, word, waited_us)
         self.break_down(fault)
+        self.hear(src_rank)
         return fault.timeout_error(port.own.faults)
+
+    def hear(self, src_rank: int) -> None:
+        """Gives the rank that was waited for a moment to report that it gave up too: it is not the root then.
+
+        Ranks that wait for each other began at nearly the same time, and so give up at nearly the same time.
+        """
+        deadline = time.monotonic() + REPORTS_WITHIN_S
+        while Fault.load(self.port.own.faults[src_rank]) is None and time.monotonic() < deadline:
+            time.sleep(1e-3)
 
     def break_down(self, fault: Fault) -> None:
         """Later calls touch no mailbox; every rank can read why in its fault row (R10)."""
