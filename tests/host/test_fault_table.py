@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The list of faults between processes, as `python -m stress.faults` runs it, and what makes a line of it bad."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import replace
+
+import pytest
+
+from stress import fault_host, faults
+from stress.fault_table import Ending, Fault, Row, Sight, markdown, row_of
+
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the host world runs on x86-64 alone")
+TIMED_OUT = Ending("PeerTimeoutError", 2, ((5, 1),))
+
+
+@pytest.mark.parametrize("fault", fault_host.FAULTS, ids=lambda fault: fault.name)
+def test_it_ends_as_it_has_to(fault):
+    row = fault_host.run(fault)
+    assert row.good, (str(row.seen), str(row.expected), row.problems)
+
+
+def line(*sights: Sight, expected: Ending = TIMED_OUT) -> Row:
+    return row_of(Fault("sleeps", expected, print), [*sights, Sight()], 1.0)
+
+
+def test_what_makes_a_line_bad():
+    """The negative controls of the table: another rank, place or way on, too late, or anything else that was wrong."""
+    good = Sight("PeerTimeoutError", 2, ((5, 1),), 1.1, "reset()")
+    assert line(good, good).good
+    for change in (
+        {"result": "success"},
+        {"root": 1},
+        {"places": ((6, 0),)},
+        {"seconds": 2.1},
+        {"then": "goes on"},
+        {"problem": "mailboxes afterwards"},
+    ):
+        assert not line(good, replace(good, **change)).good, change
+    undefined = Ending("undefined", then="reset() where it is needed")
+    assert line(good, replace(good, result="success", root=-1), expected=undefined).good
+    assert not line(good, replace(good, then=""), expected=undefined).good
+
+
+def test_a_program_without_a_fault_does_not_pass_for_one():
+    """Nobody is missing here, and the table says so."""
+    fault = Fault("calls like the others", TIMED_OUT, fault_host.many_calls, generation=0)
+    row = fault_host.run(fault)
+    assert not row.good
+    assert row.seen == Ending("success", then="goes on")
+
+
+def test_markdown_shows_what_differed():
+    good = Sight("PeerTimeoutError", 2, ((5, 1),), 1.1, "reset()")
+    text = markdown([line(good, good), line(good, replace(good, root=1))])
+    assert "| sleeps | PeerTimeoutError: rank 2; generation 5, slot 1. Then reset() | as expected | 1.10 |" in text
+    assert "ranks name different roots: [2, 1]" in text
+
+
+def test_the_command_line(capsys):
+    assert faults.main(["--only", "continued in time", "--markdown"]) == 0
+    assert "| is stopped (SIGSTOP) and continued in time |" in capsys.readouterr().out
+    assert faults.main(["--only", "no such fault"]) == 1
