@@ -9,8 +9,10 @@ PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
 STRESS_ARGS ?= --world auto
-# Compilation is all computing: a process per core, where pytest-xdist is there. Other tests share cores already.
-PARALLEL = $(shell $(PY) -c 'import xdist; print("-n auto")' 2>/dev/null)
+# Where pytest-xdist is there: compilation is all computing, a process per core; tests as tests/conftest.py decides.
+XDIST = $(shell $(PY) -c 'import xdist; print("yes")' 2>/dev/null)
+PER_CORE = $(if $(XDIST),-n $(shell nproc))
+PER_FILE = $(if $(XDIST),-n auto --dist loadfile)
 
 # The folder of the sources comes first, so that VENV= needs no installed nvcomm.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
@@ -47,13 +49,13 @@ stress: $(READY) ## the main job: millions of gathers, every word checked
 	$(PY) -m stress $(STRESS_ARGS)
 
 test: $(READY) ## every test that this machine can run
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest $(PER_FILE) $(PYTEST_ARGS)
 
 gpu-test: $(READY) ## only the tests that need a GPU
 	$(PY) -m pytest -m "gpu or gpus or multicast or sm90" $(PYTEST_ARGS)
 
 compile-check: $(READY) ## every variant of every kernel, for every architecture, without a GPU
-	$(PY) -m pytest -k test_compile_check --compile-all $(PARALLEL) $(PYTEST_ARGS)
+	$(PY) -m pytest -k test_compile_check --compile-all $(PER_CORE) $(PYTEST_ARGS)
 
 lint: $(READY) ## ruff, its formatter in check mode, codespell
 	$(PY) -m ruff check .

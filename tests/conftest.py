@@ -16,7 +16,8 @@ os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
 os.environ.setdefault("NVSHMEM_DISABLE_NVLS", "1")
 
-_SEED = int(os.environ.get("PYTEST_SEED", random.SystemRandom().randrange(1 << 31)))
+# In the environment, so that the workers of pytest-xdist have the same one.
+_SEED = int(os.environ.setdefault("PYTEST_SEED", str(random.SystemRandom().randrange(1 << 31))))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,6 +33,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         reason = _skip_reason(item, compile_all=config.getoption("--compile-all"))
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which need not be there
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto`: the GPU belongs to one process, as its tests count on being alone (R8); without one, two at a time."""
+    return 0 if _gpu_state()[0] else min(2, os.cpu_count() or 1)
 
 
 @pytest.fixture
