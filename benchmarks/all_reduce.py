@@ -169,7 +169,7 @@ def post_collapse_norm(
 
 def unfused_us(setting: Setting, all_rows: Sequence[int]) -> Iterator[float]:
     """Our all-reduce, then `post_collapse_norm` compiled, for each number of rows."""
-    compiled = torch.compile(post_collapse_norm, dynamic=False)
+    compiled = torch.compile(post_collapse_norm)
     with setting.world() as world:
         world.prepare("all_reduce", torch.bfloat16)
         for rows in all_rows:
