@@ -72,6 +72,22 @@ def fake_args(world_size: int, kernel: type[Any]) -> tuple[object, ...]:
     return (Int64(0), Int64(0), *box, *sizes, Int32(0), *call, Int32(1), make_fake_stream())
 
 
+def kernel_keys(op: ReduceOp, dtype: Dtype) -> list[tuple[type[Any], Dtype, int]]:
+    """(class, dtype, bytes of an access) of every kernel that `op` may launch on `dtype`."""
+    return [(kernel, dtype, width) for kernel in _KERNELS[op] for width in (CHUNK_BYTES, ELEM_BYTES[dtype])]
+
+
+def kernel_config(
+    kernel: type[Any], dtype: Dtype, width: int, layout: MailboxLayout, options: Options, *, multicast: bool
+) -> ReduceConfig:
+    """What a rank compiles `kernel` for, here or ahead of time (`nvcomm compile`)."""
+    multicast = multicast and kernel is not ReduceScatterKernel  # whose every word goes to one rank
+    return ReduceConfig(
+        layout, dtype, width, multicast, options.pdl, THREADS, options.protocol != "copy",
+        device_checks=settings().device_checks > 0, delayed=options.transport == "delayed",
+    )  # fmt: skip
+
+
 class Reductions:
     """The reducing kernels of one rank, compiled and loaded when first asked for."""
 
@@ -112,7 +128,7 @@ class Reductions:
         for key in self._keys(op, dtype):
             if key not in self._kernels:
                 kernel, name, width = key
-                config = self._config(kernel, name, width)
+                config = kernel_config(kernel, name, width, self._layout, self._options, multicast=self._multicast)
                 args = fake_args(self._layout.world_size, kernel)
                 self._kernels[key] = jit.compile_kernel(kernel(config), *args, key=(config,))
                 jit.preload(self._kernels[key])
@@ -140,14 +156,6 @@ class Reductions:
         args = (x.data_ptr(), out.data_ptr(), *self._box_args, rows, row_bytes, self._rank)
         self._launcher("reduce_scatter", x.dtype, launch, args, ctas)
 
-    def _config(self, kernel: type[Any], dtype: Dtype, width: int) -> ReduceConfig:
-        options = self._options
-        multicast = self._multicast and kernel is not ReduceScatterKernel  # whose every word goes to one rank
-        return ReduceConfig(
-            self._layout, dtype, width, multicast, options.pdl, THREADS, options.protocol != "copy",
-            device_checks=settings().device_checks > 0, delayed=options.transport == "delayed",
-        )  # fmt: skip
-
     def _kernel(self, kernel: type[Any], x: torch.Tensor, out: torch.Tensor, granule: int) -> jit.CompiledKernel:
         dtype = DTYPES[x.dtype]
         aligned = access_bytes(x.data_ptr(), out.data_ptr(), granule) == CHUNK_BYTES
@@ -156,5 +164,4 @@ class Reductions:
     def _keys(self, op: ReduceOp, dtype: torch.dtype) -> list[tuple[type[Any], Dtype, int]]:
         if dtype not in DTYPES:
             raise UsageError(f"{op}: got {dtype}; wanted one of {', '.join(map(str, DTYPES))}.")
-        name = DTYPES[dtype]
-        return [(kernel, name, width) for kernel in _KERNELS[op] for width in (CHUNK_BYTES, ELEM_BYTES[name])]
+        return kernel_keys(op, DTYPES[dtype])

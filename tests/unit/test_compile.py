@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from nvcomm import compile as compile_command
+from nvcomm.options import Options
 
 ROOT = Path(__file__).parents[2]
-FEW = ("--world-size", "2", "--transport", "peer", "--max-bytes", "4096")
+FEW = ("--world-size", "2", "--transport", "peer", "--max-bytes", "4096", "--op", "all_gather")
 
 
 def _run(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
@@ -52,6 +53,17 @@ def test_other_options_are_other_kernels() -> None:
     assert len(keys) == len(set(keys))
 
 
+def test_reductions_are_other_kernels_too() -> None:
+    pytest.importorskip("cutlass")
+    keys = [
+        (type(variant.kernel), repr(variant.key))
+        for dtype in ("bf16", "fp32")
+        for op in ("all_reduce", "reduce_scatter")
+        for variant in compile_command.reducing_variants(op, dtype, [2, 3], Options(max_bytes=4096))
+    ]
+    assert len(keys) == len(set(keys)) == 24
+
+
 @pytest.mark.parametrize("arguments", [(), ("--arch", "sm_42"), ("--arch", "sm_90a", "--world-size", "9")])
 def test_wrong_use_exits_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
@@ -74,10 +86,14 @@ def test_a_communicator_finds_what_was_compiled_for_it(tmp_path: Path) -> None:
 
     major, minor = torch.cuda.get_device_capability()
     cache = tmp_path / "kernels"
-    done = _run("--arch", f"sm_{major}{minor}a", *FEW, cache=cache)
+    done = _run("--arch", f"sm_{major}{minor}a", *FEW, "--op", "all_reduce", cache=cache)
     assert done.returncode == 0, done.stderr
     files = sorted(path.name for path in cache.iterdir())
-    build = "import nvcomm; nvcomm.virtual_world(2, 'cuda', max_bytes=4096).close()"
+    build = """
+import nvcomm, torch
+with nvcomm.virtual_world(2, "cuda", max_bytes=4096) as world:
+    world.prepare("all_reduce", torch.bfloat16)
+"""
     subprocess.run(
         [sys.executable, "-c", build],
         cwd=ROOT,
