@@ -58,8 +58,8 @@ def decode_topk(
     if logits.device.type == "cpu":
         return out.copy_(reference.topk(logits, lengths, k))
     if logits.shape[0] > 0:
-        sms = num_sms(logits.device)
-        config = choose_config(*logits.shape, k, deterministic=deterministic, num_sms=sms)
+        (rows, columns), sms = logits.shape, num_sms(logits.device)
+        config = choose_config(rows, columns, k, deterministic=deterministic, num_sms=sms)
         launch(config, logits, lengths, out)
     return out
 
@@ -93,7 +93,8 @@ def decode_topk_blocks(
         shared = lengths.repeat_interleave(rows_per_length)
         return out.copy_(reference.topk_blocks(logits, shared, NUM_BLOCKS_SELECTED))
     if logits.shape[0] > 0:
-        config = choose_config(*logits.shape, NUM_BLOCKS_SELECTED, mode="blocks", num_sms=num_sms(logits.device))
+        (rows, columns), sms = logits.shape, num_sms(logits.device)
+        config = choose_config(rows, columns, NUM_BLOCKS_SELECTED, mode="blocks", num_sms=sms)
         launch(config, logits, lengths, out, rows_per_length)
     return out
 
