@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse MLA decode beside the floor of its gather, in one run on one GPU.
 
-    python -m benchmarks.sparse_mla [--records plain_fp8] [--query bf16] [--tokens 1 6 12 24 48] [--columns 640 128]
+    python -m benchmarks.sparse_mla [--case plain_fp8:bf16:640 ...] [--tokens 1 6 12 24 48] [--heads 16]
 
 Every call of a graph has its own query, lists and output, over pools of 768 MB; 300 MB are read before each replay:
 what a call reads comes from HBM. Time of a call: median over the replays of (graph / calls). Outputs of the first and
@@ -24,6 +24,13 @@ from decode.kv_cache import LAYOUTS, PLAIN_FP8, RecordLayout, RecordView, record
 from decode.reference import sparse_mla as reference
 from decode.sparse_mla import ColumnSet, sparse_mla
 
+DEFAULT_CASES = (
+    "plain_fp8:bf16:640",
+    "plain_fp8:fp8:640",
+    "plain_fp8:bf16:128",
+    "scaled_fp8:bf16:640",
+    "bf16:bf16:640",
+)
 BARS_US = {1: 6.5, 6: 7.0, 12: 7.5, 24: 9.5, 48: 14.0}
 CALLS = 40
 REPLAYS = 15
@@ -36,33 +43,38 @@ FLUSH_BYTES = 300 << 20
 def main() -> int:
     """Prints the table; 1 if data was wrong."""
     options = _parse()
-    layout = next(layout for layout in LAYOUTS if layout.name == options.records)
     torch.manual_seed(options.seed)
-    pools = [_pool(layout, slots, block) for slots, block in zip(POOL_SLOTS, BLOCKS, strict=True)]
     flush = torch.zeros(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
-    print(f"# {torch.cuda.get_device_name()}, records {layout.name}, query {options.query}, {options.heads} heads")
+    print(f"# {torch.cuda.get_device_name()}, {options.heads} heads")
     print(
         "# us per call, `plain` and `pdl` edges in the graph; err: RMS error over that of rounding to BF16, at most 2"
     )
-    print("columns tokens | plain floor  + | pdl floor  + |  bar | err")
-    wrong = 0
-    for columns in options.columns:
+    print("records    query columns tokens | plain floor    + |   pdl floor    + |  bar |  err")
+    wrong, pools = 0, {}
+    for records, query, columns in options.case:
+        if records not in pools:
+            pools = {records: _pools(records)}
         for tokens in options.tokens:
-            calls = [_call(pools, tokens, columns, options) for _ in range(CALLS)]
-            before = max(_error(calls[i]) for i in (0, -1))
-            times = {}
-            for pdl in (False, True):
-                times[pdl] = _time(functools.partial(_run, pdl=pdl), calls, flush)
-                times[pdl, "floor"] = _time(_floor(columns, pdl), calls, flush) if layout == PLAIN_FP8 else float("nan")
-            error = max(before, *(_error(calls[i]) for i in (0, -1)))
+            row, error = _measure(pools[records], query, columns, tokens, options.heads, flush)
             wrong += not error <= 2.0
-            bar = BARS_US.get(tokens, float("nan")) if columns == 640 else float("nan")
-            cells = " | ".join(
-                f"{times[pdl]:5.2f} {times[pdl, 'floor']:5.2f} {times[pdl] - times[pdl, 'floor']:4.2f}"
-                for pdl in (False, True)
-            )
-            print(f"{columns:7} {tokens:6} | {cells} | {bar:4.1f} | {error:.2f}", flush=True)
+            print(f"{records:10} {query:5} {columns:7} {tokens:6} | {row} | {error:4.2f}", flush=True)
     return 1 if wrong else 0
+
+
+def _measure(
+    pools: list[RecordView], query: str, columns: int, tokens: int, heads: int, flush: torch.Tensor
+) -> tuple[str, float]:
+    """A row of the table, and the error."""
+    calls = [_call(pools, query, columns, tokens, heads) for _ in range(CALLS)]
+    error = max(_error(calls[i]) for i in (0, -1))
+    plain_fp8 = pools[0].layout == PLAIN_FP8
+    cells = []
+    for pdl in (False, True):
+        ours = _time(functools.partial(_run, pdl=pdl), calls, flush)
+        floor = _time(_floor(columns, pdl), calls, flush) if plain_fp8 else float("nan")
+        cells.append(f"{ours:5.2f} {floor:5.2f} {ours - floor:4.2f}")
+    bar = BARS_US.get(tokens, float("nan")) if columns == 640 and plain_fp8 and heads == 16 else float("nan")
+    return f"{' | '.join(cells)} | {bar:4.1f}", max(error, *(_error(calls[i]) for i in (0, -1)))
 
 
 @dataclasses.dataclass
@@ -78,7 +90,7 @@ class Call:
     slots: torch.Tensor
 
 
-def _call(pools: list[RecordView], tokens: int, columns: int, options: argparse.Namespace) -> Call:
+def _call(pools: list[RecordView], query: str, columns: int, tokens: int, heads: int) -> Call:
     slots = torch.cat(
         [
             torch.randint(0, view.num_slots, (tokens, width), dtype=torch.int32, device="cuda")
@@ -86,13 +98,13 @@ def _call(pools: list[RecordView], tokens: int, columns: int, options: argparse.
         ],
         dim=1,
     )
-    q = torch.randn(tokens, options.heads, 512, device="cuda")
-    shape = (tokens, options.heads)
+    q = torch.randn(tokens, heads, 512, device="cuda")
+    shape = (tokens, heads)
     return Call(
-        q.to(torch.float8_e4m3fn) if options.query == "fp8" else q.bfloat16(),
+        q.to(torch.float8_e4m3fn) if query == "fp8" else q.bfloat16(),
         ColumnSet(pools[0], slots[:, :WINDOW]),
         ColumnSet(pools[1], slots[:, WINDOW:]) if columns > WINDOW else None,
-        torch.randn(options.heads, device="cuda"),
+        torch.randn(heads, device="cuda"),
         torch.empty(*shape, 512, dtype=torch.bfloat16, device="cuda"),
         torch.empty(*shape, device="cuda"),
         slots,
@@ -163,6 +175,11 @@ def _error(call: Call) -> float:
     return float((call.out.float() - exact).square().mean().sqrt() / rounding)
 
 
+def _pools(records: str) -> list[RecordView]:
+    layout = next(layout for layout in LAYOUTS if layout.name == records)
+    return [_pool(layout, slots, block) for slots, block in zip(POOL_SLOTS, BLOCKS, strict=True)]
+
+
 def _pool(layout: RecordLayout, slots: int, block: int) -> RecordView:
     kv = torch.empty(slots // block, block, layout.record_bytes, dtype=torch.uint8, device="cuda")
     view = record_view(kv, block, layout)
@@ -173,13 +190,18 @@ def _pool(layout: RecordLayout, slots: int, block: int) -> RecordView:
     return view
 
 
+def _case(text: str) -> tuple[str, str, int]:
+    records, query, columns = text.split(":")
+    if records not in {layout.name for layout in LAYOUTS} or query not in {"bf16", "fp8"}:
+        raise argparse.ArgumentTypeError(f"{text}: wanted RECORDS:QUERY:COLUMNS, such as {DEFAULT_CASES[0]}")
+    return records, query, int(columns)
+
+
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", choices=[layout.name for layout in LAYOUTS], default=PLAIN_FP8.name)
-    parser.add_argument("--query", choices=["bf16", "fp8"], default="bf16")
+    parser.add_argument("--case", type=_case, nargs="+", default=[_case(text) for text in DEFAULT_CASES])
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 6, 12, 24, 48])
-    parser.add_argument("--columns", type=int, nargs="+", default=[640, 128])
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

@@ -12,13 +12,15 @@ import torch
 from decode.kv_cache import HEAD_DIM, PLAIN_FP8, RecordView
 from decode.reference import sparse_mla as reference
 from decode.sparse_mla_layout import COLUMNS, HEADS, MAX_CHUNKS, SparseMlaConfig
-from nvcomm.errors import UsageError
+from nvcomm.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from nvcomm.jit import CompiledKernel
 
 DEFAULT_SM_SCALE = HEAD_DIM**-0.5
+LOG2_E = 1.4426950408889634
 MAX_TOKENS = 65535
+OLDEST_ARCH = 90
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ def sparse_mla(
 
     Raises:
         UsageError: the arguments do not fit; the message lists all that does not. Nothing was launched.
+        UnsupportedError: the GPU is older than Hopper.
 
     Ordering:
         On the current stream. One kernel, launched with the attribute for programmatic dependent launch: it waits for
@@ -123,6 +126,8 @@ def _reasons(
         reasons.append(f"q has {tokens} tokens, wanted at most {MAX_TOKENS}")
     if tokens and (q.stride(2) != 1 or q.stride(1) != HEAD_DIM):
         reasons.append(f"q has strides {q.stride()}, wanted (any, {HEAD_DIM}, 1): call contiguous()")
+    if q.is_cuda and q.device.index != torch.cuda.current_device():
+        reasons.append(f"q is on {q.device}, the current device is {torch.cuda.current_device()}: set_device first")
     if q.data_ptr() % 16 or (tokens > 1 and q.stride(0) * q.element_size() % 16):
         reasons.append("q is not 16-byte aligned in every token")
     reasons += _set_reasons("window", window, q)
@@ -220,9 +225,6 @@ def _launch(
     )  # fmt: skip
 
 
-LOG2_E = 1.4426950408889634
-
-
 def _set_arguments(columns: ColumnSet) -> tuple[list[int], list[int]]:
     """A column set as the kernel takes it: addresses and byte strides, then 32-bit numbers."""
     records, indices, lengths = columns.records, columns.indices, columns.lengths
@@ -236,10 +238,17 @@ def _set_arguments(columns: ColumnSet) -> tuple[list[int], list[int]]:
 
 @functools.cache
 def compiled(cfg: SparseMlaConfig) -> CompiledKernel:
-    """The kernel for a configuration; compiles it, or takes it from the disk, at the first call."""
+    """The kernel for a configuration; compiles it, or takes it from the disk, at the first call.
+
+    Raises:
+        UnsupportedError: the GPU has no clusters.
+    """
     from cutlass.cute.runtime import make_fake_stream
 
     from decode.sparse_mla_kernel import SparseMlaKernel, fake_arguments
-    from nvcomm.jit import compile_kernel
+    from nvcomm.jit import compile_kernel, target_arch
 
+    arch = target_arch()
+    if int("".join(filter(str.isdigit, arch))) < OLDEST_ARCH:
+        raise UnsupportedError(f"sparse_mla needs clusters of CTAs (sm_90 or newer), this is {arch}: use CPU tensors.")
     return compile_kernel(SparseMlaKernel(cfg), *fake_arguments(), make_fake_stream(), key=(cfg,))

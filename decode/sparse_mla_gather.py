@@ -61,39 +61,30 @@ def load_slot(columns: Columns, column: Int32) -> Int32:
 
 
 def gather_rows(
-    cfg: SparseMlaConfig,
-    columns: Columns,
-    slots: Int32,
-    shared: Int32,
-    group: Int32,
-    half: Int32,
-    first: Int32,
-    lane: Int32,
+    cfg: SparseMlaConfig, address: Int64, active: Uint32, rows: Int32, half: Int32, first: Int32, lane: Int32
 ) -> None:
     """Starts the copies of half of rows `first` .. `first` + 15 of a group of 32.
 
     Args:
         cfg: compile-time facts.
-        columns: where from.
-        slots: lane i holds the slot of row i of the group.
-        shared: address of this CTA's shared memory.
-        group: of columns.
-        half: of the dims.
+        address: lane i holds that of the record of row i of the group.
+        active: bit i: row i is copied; the others are zeroed.
+        rows: address of the group's rows in shared memory.
+        half: of the dims. Of 576 bytes the halves are 256 each; `gather_tail` copies the rest.
         first: 0 or 16.
         lane: of the warp.
     """
-    row_bytes = cfg.layout.data_bytes
-    # Of 576 bytes the halves take 256 each; `gather_tail` copies the rest.
-    lanes_per_row = row_bytes // 512 * 16
+    lanes_per_row = cfg.layout.data_bytes // 512 * 16
     rows_per_copy = 32 // lanes_per_row
     granule = half * lanes_per_row + lane % lanes_per_row
+    row = first + lane // lanes_per_row
+    here = active >> Uint32(row)
     for i in range(16 // rows_per_copy):
-        row = first + i * rows_per_copy + lane // lanes_per_row
-        slot = cute.arch.shuffle_sync(slots, row)
-        source = record_address(cfg, columns, slot) + Int64(granule) * GRANULE
-        row_in_chunk = group * 32 + row
-        target = shared + row_in_chunk * row_bytes + cfg.swizzle(granule, row) * GRANULE
-        mma.cp_async_16_zfill(target, source, copy_bytes(slot, 16))
+        step = i * rows_per_copy
+        source = cute.arch.shuffle_sync(address, row + step) + Int64(granule) * GRANULE
+        target = rows + (row + step) * cfg.row_bytes + cfg.swizzle(granule, row + step) * GRANULE
+        num_bytes = Int32((here >> Uint32(step)) & Uint32(1)) * 16
+        mma.cp_async_16_zfill(target, source, num_bytes)
 
 
 def record_address(cfg: SparseMlaConfig, columns: Columns, slot: Int32) -> Int64:
@@ -120,15 +111,14 @@ def gather_scales(
     mma.cp_async_8_zfill(target, source, copy_bytes(slot, 8))
 
 
-def gather_tail(cfg: SparseMlaConfig, columns: Columns, slots: Int32, shared: Int32, group: Int32, lane: Int32) -> None:
-    """Starts the copies of the last 64 bytes of 32 rows of 576 bytes, which the two halves of 256 bytes leave."""
+def gather_tail(cfg: SparseMlaConfig, address: Int64, active: Uint32, rows: Int32, lane: Int32) -> None:
+    """Starts the copies of the last 64 bytes of 32 rows of 576 bytes."""
     granule = 32 + lane % 4
     for i in range(4):
         row = i * 8 + lane // 4
-        slot = cute.arch.shuffle_sync(slots, row)
-        source = record_address(cfg, columns, slot) + Int64(granule) * GRANULE
-        target = shared + (group * 32 + row) * cfg.layout.data_bytes + cfg.swizzle(granule, row) * GRANULE
-        mma.cp_async_16_zfill(target, source, copy_bytes(slot, 16))
+        source = cute.arch.shuffle_sync(address, row) + Int64(granule) * GRANULE
+        target = rows + row * cfg.row_bytes + cfg.swizzle(granule, row) * GRANULE
+        mma.cp_async_16_zfill(target, source, Int32((active >> Uint32(row)) & Uint32(1)) * 16)
 
 
 def is_active(slots: Int32) -> Uint32:

@@ -96,23 +96,29 @@ class SparseMlaKernel:
         base = Int32(cute.arch.get_dyn_smem(Uint8, alignment=128).toint())
         columns, chunk = select_columns(window, window_ints, topk, topk_ints, window_chunks, rank, token)
         first_head = Int64(token) * query_stride + Int64(head_group) * (HEADS * 512 * (1 if cfg.fp8_query else 2))
+        rows = base + group * (32 * cfg.row_bytes)
+        if const_expr(cfg.chunks > 1):
+            merge.open_inbox(cfg, base, rank, thread)
+            if const_expr(not cfg.scaled):
+                cute.arch.cluster_arrive_relaxed()
         if const_expr(cfg.pdl):
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
 
-        slots = gather.load_slot(columns, chunk * COLUMNS + group * 32 + lane)
+        slot = gather.load_slot(columns, chunk * COLUMNS + group * 32 + lane)
         pieces = queries.load_query(cfg, query + first_head, thread)
         if const_expr(cfg.sink):
             sink_value = queries.load_sink(cfg, sink + Int64(head_group) * (HEADS * 4), thread)
+        address = gather.record_address(cfg, columns, slot)
+        active = gather.is_active(slot)
         if const_expr(cfg.scaled):
-            gather.gather_scales(cfg, columns, slots, base, group, half, lane)
+            gather.gather_scales(cfg, columns, slot, base, group, half, lane)
             if half == 1:
-                gather.gather_tail(cfg, columns, slots, base, group, lane)
+                gather.gather_tail(cfg, address, active, rows, lane)
         # A loop that stays one: the assembler moves nothing that waits for the query in front of the copies.
         for first in cutlass.range(0, 32, 16, unroll=1):
-            gather.gather_rows(cfg, columns, slots, base, group, half, first, lane)
+            gather.gather_rows(cfg, address, active, rows, half, first, lane)
         mma.cp_async_commit_group()
-        active = gather.is_active(slots)
 
         queries.store_query(cfg, pieces, base, thread)
         if const_expr(cfg.sink):
@@ -120,42 +126,37 @@ class SparseMlaKernel:
         cute.arch.sync_threads()
         undo = queries.query_undo(cfg, base, lane)
         row_scale = (score_scale * undo[0], score_scale * undo[1])
+        fragments = [] if cfg.scaled else queries.query_fragments(cfg, base, half, lane)
 
         sums = cute.make_rmem_tensor(16, Float32)
         mma.cp_async_wait_group(0)
         cute.arch.sync_warp()
-        scores.compute_scores(cfg, base, row_scale, score_scale, group, half, lane, sums)
-        if const_expr(cfg.chunks > 1):
-            # From here on the others may write into the inbox: this warp has read the query.
-            cute.arch.cluster_arrive()
+        scores.compute_scores(cfg, base, fragments, row_scale, score_scale, group, half, lane, sums)
+        if const_expr(cfg.chunks > 1 and cfg.scaled):
+            # Only now: the query lay where the inbox is, and every value of it has been used.
+            cute.arch.cluster_arrive_relaxed()
         mine = exchange(cfg, base, sums, group, warp, lane)
-        merge.softmax(cfg, base, mine, active >> Uint32(16 * half), warp, lane)
+        merge.put_maxima(cfg, base, mine, active >> Uint32(16 * half), warp, lane)
+        early = values.early_values(cfg, base, warp, lane)
+        merge.put_weights(cfg, base, mine, warp, lane)
+        if const_expr(cfg.chunks > 1):
+            cute.arch.cluster_wait()
+        merge.push_stats(cfg, base, rank, warp, lane)
 
         units = cute.make_rmem_tensor(32, Float32)
-        values.compute_values(cfg, base, warp, lane, units)
+        values.compute_values(cfg, base, early, warp, lane, units)
         row = Int64(token) * Int64(heads) + Int64(head_group * HEADS)
         if const_expr(cfg.chunks > 1):
-            cute.arch.cluster_wait()
             merge.push(cfg, base, units, rank, warp, lane)
-            merge.push_stats(cfg, base, rank, thread)
-            cute.arch.cluster_arrive()
-            cute.arch.cluster_wait()
             merge.finish(cfg, base, out + row * 1024, lse + row * 4, out_scale, rank, warp, lane)
         else:
-            merge.push_stats(cfg, base, rank, thread)
             cute.arch.sync_threads()
             merge.finish_alone(cfg, base, out + row * 1024, lse + row * 4, out_scale, units, warp, lane)
 
 
 @cute.jit
 def select_columns(
-    window: list,
-    window_ints: list,
-    topk: list,
-    topk_ints: list,
-    window_chunks: Int32,
-    rank: Int32,
-    token: Int32,
+    window: list, window_ints: list, topk: list, topk_ints: list, window_chunks: Int32, rank: Int32, token: Int32
 ) -> tuple:
     """The column set that CTA `rank` reads, and the number of its chunk in that set."""
     from_window = rank < window_chunks

@@ -18,8 +18,7 @@ WARPS = 8
 THREADS = 32 * WARPS
 GRANULE = 16  # bytes of an asynchronous copy, and of a row of an 8x8 matrix of 16-bit values
 HEADS = 16  # rows of a matrix instruction
-UNITS = 64  # of 8 heads x 16 dims, the pieces in which partial outputs travel: 8 a warp
-UNIT_BYTES = 8 * 16 * 4
+UNIT_BYTES = 512  # a piece of partial output: 16 bytes a lane
 EXCHANGE_BYTES = WARPS * 1024
 WEIGHTS_BYTES = COLUMNS * HEADS * 2
 QUERY_ROW_BYTES = 1024 + GRANULE  # so that ldmatrix finds 8 rows in 8 different 16-byte columns
@@ -58,24 +57,56 @@ class SparseMlaConfig:
         return self.layout == SCALED_FP8
 
     @property
+    def row_bytes(self) -> int:
+        """From row to row of K: padded so that 8 rows lie in 8 different 16-byte columns, or swizzled (`swizzle`)."""
+        return self.layout.data_bytes + (0 if self.scaled else GRANULE)
+
+    @property
+    def f16_parts(self) -> bool:
+        """Partial outputs travel as F16: 128 products of a probability and an E4M3 value stay below 57,345."""
+        return not self.scaled and self.layout.fp8_dims > 0
+
+    @property
+    def head_halves(self) -> int:
+        """Halves of 8 heads that there are."""
+        return 1 if self.few_heads else 2
+
+    @property
+    def unit_tiles(self) -> int:
+        """Groups of 16 dims in a unit."""
+        return 2 if self.f16_parts else 1
+
+    @property
+    def warp_units(self) -> int:
+        """Units that a warp computes: a unit is 8 heads x 32 dims as F16, or 8 heads x 16 dims as F32."""
+        return self.head_halves * 4 // self.unit_tiles
+
+    @property
+    def units(self) -> int:
+        """Units of a CTA."""
+        return WARPS * self.warp_units
+
+    @property
     def unit_slots(self) -> int:
         """Units that a CTA finishes: unit u belongs to CTA u % chunks, as its piece u // chunks."""
-        return -(-UNITS // self.chunks)
+        return -(-self.units // self.chunks)
 
     @functools.cached_property
     def offsets(self) -> dict[str, int]:
         """Where each area begins, in bytes, and under "end" how many there are.
 
-        rows: 128 rows of K, the granules of a row permuted (`swizzle`). scales: for scaled records 2 x 128 x 8 bytes, a
+        rows: 128 rows of K, see `row_bytes`. scales: for scaled records 2 x 128 x 8 bytes, a
         copy for each half of the dims, so that a warp waits for its own copies only. scratch: partial scores between
         the warps of a pair; later the probabilities in fragment order, and behind them this CTA's own partial outputs.
         maxima and sums: 16 heads x 8 warps. undo: what undoes the scaling of each head's query. sinks: of 16 heads.
-        stats: (m, l) of every CTA for 16 heads. inbox: partial outputs from the other CTAs; before that, the query.
+        stats: (m, l) of every CTA for 16 heads. mbarriers: of the inbox and of the stats. inbox: partial outputs
+        from the other CTAs. query: 16 heads; for scaled records in the same place as the inbox, which is filled later.
         """
         own = self.unit_slots * UNIT_BYTES if self.chunks > 1 else 0
         inbox = (self.chunks - 1) * self.unit_slots * UNIT_BYTES
+        query = HEADS * QUERY_ROW_BYTES
         sizes = {
-            "rows": COLUMNS * self.layout.data_bytes,
+            "rows": COLUMNS * self.row_bytes,
             "scales": 2 * COLUMNS * self.layout.scale_bytes,
             "scratch": max(EXCHANGE_BYTES, WEIGHTS_BYTES + own),
             "maxima": HEADS * WARPS * 4,
@@ -83,7 +114,9 @@ class SparseMlaConfig:
             "undo": HEADS * 4,
             "sinks": HEADS * 4,
             "stats": MAX_CHUNKS * HEADS * 8,
-            "inbox": max(inbox, HEADS * QUERY_ROW_BYTES),
+            "mbarriers": 16,
+            "inbox": max(inbox, query) if self.scaled else inbox,
+            "query": 0 if self.scaled else query,
         }
         offsets, end = {}, 0
         for name, size in sizes.items():
@@ -99,8 +132,9 @@ class SparseMlaConfig:
     undo_at = property(lambda self: self.offsets["undo"])
     sinks_at = property(lambda self: self.offsets["sinks"])
     stats_at = property(lambda self: self.offsets["stats"])
+    mbarriers_at = property(lambda self: self.offsets["mbarriers"])
     inbox_at = property(lambda self: self.offsets["inbox"])
-    query_at = property(lambda self: self.offsets["inbox"])
+    query_at = property(lambda self: self.offsets["inbox" if self.scaled else "query"])
     shared_bytes = property(lambda self: self.offsets["end"])
 
     @property
@@ -113,7 +147,7 @@ class SparseMlaConfig:
 
         Eight consecutive rows put the same granule into eight different 16-byte columns of the 128-byte bank line.
         """
-        if self.row_granules % 8 == 0:
-            return granule ^ (row & 7)
-        # 36 granules: rows begin 64 bytes apart in turn, so the row's lowest bit does its part already.
-        return granule ^ ((row >> 1) & 3)
+        if self.scaled:
+            # 36 granules: rows begin 64 bytes apart in turn, so the row's lowest bit does its part already.
+            return granule ^ ((row >> 1) & 3)
+        return granule

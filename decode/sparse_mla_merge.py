@@ -1,29 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse MLA kernel: softmax over a CTA's 128 columns, and the merge of a token's partial outputs over its cluster.
 
-Every CTA finishes 1 / chunks of the output. The others push the units it needs, unnormalised, straight into its inbox,
-and their (m, l) into its stats; one cluster barrier later everything it reads is its own, so it may exit when done.
-Exponents are base 2; l is relative to m.
+Every CTA finishes 1 / chunks of the output. Each CTA pushes the units that it needs, unnormalised, straight into its
+inbox, and before that (m, l) into its stats. An mbarrier for each counts the bytes: once all have come, everything
+that the CTA reads is its own, so it may exit when done. The arrival at the cluster barrier in front of all that is
+relaxed: a release would wait for the whole gather, and the mbarriers, all there is to release, have a fence of their
+own. Exponents are base 2; l is relative to m.
 """
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr, range_constexpr
+from cutlass import Boolean, Float32, Int32, Int64, Uint32, range_constexpr
 
 from decode.kv_cache import BF16
-from decode.sparse_mla_layout import HEADS, UNIT_BYTES, UNITS, WARPS, SparseMlaConfig
+from decode.sparse_mla_layout import HEADS, UNIT_BYTES, WARPS, SparseMlaConfig
+from decode.sparse_mla_values import tile_values
 from nvcomm.ptx import cluster, memory, mma, shared
 
 LN2 = 0.6931471805599453
+# Which of a lane's 8 scores are head lane / 4's, and which head lane / 4 + 8's.
+OF_HEAD = ((0, 1, 4, 5), (2, 3, 6, 7))
 
 
-@cute.jit
-def softmax(cfg: cutlass.Constexpr, base: Int32, sums: cute.Tensor, active: Uint32, warp: Int32, lane: Int32) -> None:
-    """Probabilities of this warp's 16 columns, relative to the CTA's maximum, into the scratch; l into its table.
-
-    On return every warp's probabilities and sums are visible to the CTA, and so is all of K.
+def put_maxima(cfg: SparseMlaConfig, base: Int32, sums: cute.Tensor, active: Uint32, warp: Int32, lane: Int32) -> None:
+    """Masks this warp's scores and puts their maxima into the table. On return all maxima and all of K are visible.
 
     Args:
         cfg: compile-time facts.
@@ -33,26 +35,33 @@ def softmax(cfg: cutlass.Constexpr, base: Int32, sums: cute.Tensor, active: Uint
         warp: of the CTA.
         lane: of the warp.
     """
-    for tile in range_constexpr(2):
-        for i in range_constexpr(4):
-            bit = (active >> Uint32(tile * 8 + i % 2 + (lane % 4) * 2)) & Uint32(1)
-            sums[tile * 4 + i] = cutlass.select_(bit != Uint32(0), sums[tile * 4 + i], Float32(-float("inf")))
-    for h in range_constexpr(2):
-        best = quad_reduce([sums[2 * h], sums[2 * h + 1], sums[2 * h + 4], sums[2 * h + 5]], largest=True)
+    for i in range(8):
+        bit = (active >> Uint32(i // 4 * 8 + i % 2 + (lane % 4) * 2)) & Uint32(1)
+        sums[i] = cutlass.select_(bit != Uint32(0), sums[i], Float32(-float("inf")))
+    for h in range(2):
+        best = quad_reduce([sums[i] for i in OF_HEAD[h]], largest=True)
         at = base + cfg.maxima_at + ((lane // 4 + 8 * h) * WARPS + warp) * 4
         shared.st_shared_f32(at, best, lane % 4 == 0)
     cute.arch.sync_threads()
-    for h in range_constexpr(2):
+
+
+def put_weights(cfg: SparseMlaConfig, base: Int32, sums: cute.Tensor, warp: Int32, lane: Int32) -> None:
+    """Turns scores into probabilities relative to the CTA's maximum, in the scratch as A fragments; l into its table.
+
+    On return they are visible to the CTA.
+    """
+    for h in range(2):
         shift = finite(over_warps(base + cfg.maxima_at, lane // 4 + 8 * h, largest=True))
-        for i in (2 * h, 2 * h + 1, 2 * h + 4, 2 * h + 5):
+        for i in OF_HEAD[h]:
             sums[i] = mma.ex2(sums[i] - shift)
-        total = quad_reduce([sums[2 * h], sums[2 * h + 1], sums[2 * h + 4], sums[2 * h + 5]], largest=False)
-        at = base + cfg.sums_at + ((lane // 4 + 8 * h) * WARPS + warp) * 4
-        shared.st_shared_f32(at, total, lane % 4 == 0)
     # F16 holds a probability to 11 bits; the other records need BF16's range for their values.
-    pack = mma.cvt_rn_bf16x2 if cfg.scaled or cfg.layout == BF16 else mma.cvt_rn_f16x2
+    pack = mma.cvt_rn_f16x2 if cfg.f16_parts else mma.cvt_rn_bf16x2
     fragment = [pack(sums[2 * i], sums[2 * i + 1]) for i in range(4)]
     cluster.st_shared_v4(base + cfg.scratch_at + (warp * 32 + lane) * 16, fragment)
+    for h in range(2):
+        total = quad_reduce([sums[i] for i in OF_HEAD[h]], largest=False)
+        at = base + cfg.sums_at + ((lane // 4 + 8 * h) * WARPS + warp) * 4
+        shared.st_shared_f32(at, total, lane % 4 == 0)
     cute.arch.sync_threads()
 
 
@@ -83,19 +92,47 @@ def finite(maximum: Float32) -> Float32:
     return cutlass.select_(maximum == Float32(-float("inf")), Float32(0.0), maximum)
 
 
+@cute.jit
+def open_inbox(cfg: cutlass.Constexpr, base: Int32, rank: Int32, thread: Int32) -> None:
+    """Makes the mbarriers of inbox and stats and tells them what is to come. A cluster barrier is before the pushes."""
+    if thread == 0:
+        cluster.mbarrier_init(base + cfg.mbarriers_at, 1)
+        cluster.mbarrier_init(base + cfg.mbarriers_at + 8, 1)
+        cluster.fence_mbarrier_init_release_cluster()
+        owned = (cfg.units + cfg.chunks - 1 - rank) // cfg.chunks
+        cluster.mbarrier_arrive_expect_tx(base + cfg.mbarriers_at, Uint32(owned * (cfg.chunks * UNIT_BYTES)))
+        cluster.mbarrier_arrive_expect_tx(base + cfg.mbarriers_at + 8, Uint32(cfg.chunks * HEADS * 8))
+
+
 def push(cfg: SparseMlaConfig, base: Int32, units: cute.Tensor, rank: Int32, warp: Int32, lane: Int32) -> None:
-    """Sends every unit u = 8 warp + i to the CTA that finishes it, u % chunks, as its piece u // chunks."""
-    first = warp * 8
+    """Sends every unit u of this warp to the CTA that finishes it, u % chunks, as its piece u // chunks."""
+    first = warp * cfg.warp_units
     whole, rest = first // cfg.chunks, first % cfg.chunks
-    for i in range(8):
-        if cfg.few_heads and i % 2:
-            continue
+    for i in range(cfg.warp_units):
         owner, slot = rest + i % cfg.chunks, whole + i // cfg.chunks
         wraps = owner >= cfg.chunks
         owner = cutlass.select_(wraps, owner - cfg.chunks, owner)
         slot = cutlass.select_(wraps, slot + 1, slot)
         at = base + part_offset(cfg, rank, owner, slot) + lane * 16
-        shared.st_shared_cluster_v4_f32(cluster.mapa(at, owner), [units[i * 4 + j] for j in range(4)])
+        words = unit_words(cfg, units, i)
+        mbarrier = cluster.mapa(base + cfg.mbarriers_at, owner)
+        cluster.st_async_cluster_v4(cluster.mapa(at, owner), words, mbarrier)
+
+
+def unit_words(cfg: SparseMlaConfig, units: cute.Tensor, i: int) -> list[Uint32]:
+    """A lane's 16 bytes of unit i of its warp: half i % head_halves of the heads, group i // head_halves of dims."""
+    c, h = i // cfg.head_halves, i % cfg.head_halves
+    if cfg.f16_parts:
+        values = tile_values(units, 2 * c, h) + tile_values(units, 2 * c + 1, h)
+        return [mma.cvt_rn_f16x2(values[2 * j], values[2 * j + 1]) for j in range(4)]
+    return [mma.f32_bits(value) for value in tile_values(units, c, h)]
+
+
+def part_values(cfg: SparseMlaConfig, words: tuple[Uint32, ...]) -> list[Float32]:
+    """The 8 or 4 numbers in `unit_words`."""
+    if cfg.f16_parts:
+        return [value for word in words for value in mma.cvt_f16x2_f32(word)]
+    return [mma.bits_f32(word) for word in words]
 
 
 def part_offset(cfg: SparseMlaConfig, sender: Int32, owner: Int32, slot: Int32) -> Int32:
@@ -105,15 +142,18 @@ def part_offset(cfg: SparseMlaConfig, sender: Int32, owner: Int32, slot: Int32) 
     return cutlass.select_(sender == owner, cfg.own_at + slot * UNIT_BYTES, theirs)
 
 
-def push_stats(cfg: SparseMlaConfig, base: Int32, rank: Int32, thread: Int32) -> None:
-    """Thread 16 * c + h sends this CTA's (m, l) of head h to CTA c, its own included."""
-    head, cta = thread % HEADS, thread // HEADS
+def push_stats(cfg: SparseMlaConfig, base: Int32, rank: Int32, warp: Int32, lane: Int32) -> None:
+    """Lane 2 c + i of warp w sends this CTA's (m, l) of head 2 w + i to CTA c, its own included."""
+    head, cta = warp * 2 + lane % 2, cutlass.min(lane // 2, Int32(cfg.chunks - 1))
     maximum = over_warps(base + cfg.maxima_at, head, largest=True)
     total = over_warps(base + cfg.sums_at, head, largest=False)
     addr = base + cfg.stats_at + (rank * HEADS + head) * 8
+    wanted = lane < 2 * cfg.chunks
     if cfg.chunks > 1:
-        addr = cluster.mapa(addr, cutlass.min(cta, Int32(cfg.chunks - 1)))
-    shared.st_shared_cluster_v2_f32(addr, (maximum, total), cta < cfg.chunks)
+        mbarrier = cluster.mapa(base + cfg.mbarriers_at + 8, cta)
+        shared.st_async_cluster_v2_f32(cluster.mapa(addr, cta), (maximum, total), mbarrier, wanted)
+    else:
+        shared.st_shared_v2_f32(addr, (maximum, total), wanted)
 
 
 def head_weights(cfg: SparseMlaConfig, base: Int32, head: Int32) -> tuple[list[Float32], Float32]:
@@ -150,23 +190,32 @@ def finish(
     warp: Int32,
     lane: Int32,
 ) -> None:
-    """Adds up and stores this CTA's units; `out` and `lse`: addresses of the first of 16 heads of this token."""
-    for turn in cutlass.range(-(-cfg.unit_slots // WARPS), unroll=1):
+    """Waits for the inbox, adds up and stores this CTA's units.
+
+    `out` and `lse`: addresses of the first of 16 heads of this token.
+    """
+    turns = -(-cfg.unit_slots // WARPS)
+    cluster.mbarrier_wait_parity(base + cfg.mbarriers_at + 8, 0)
+    weights = []
+    for turn in range_constexpr(turns):
+        unit = (turn * WARPS + warp) * cfg.chunks + rank
+        head = lane // 4 + 8 * (unit % cfg.head_halves)
+        factors, head_lse = head_weights(cfg, base, head)
+        store_lse(lse, head, head_lse, (unit < cfg.head_halves) & (lane % 4 == 0))
+        weights.append([factor * out_scale for factor in factors])
+    cluster.mbarrier_wait_parity(base + cfg.mbarriers_at, 0)
+    for turn in range_constexpr(turns):
         slot = turn * WARPS + warp
         unit = slot * cfg.chunks + rank
-        wanted = unit < UNITS
-        if const_expr(cfg.few_heads):
-            wanted = wanted & (unit % 2 == 0)
-        if wanted:
-            head = lane // 4 + 8 * (unit % 2)
-            factors, head_lse = head_weights(cfg, base, head)
-            sums = [Float32(0.0)] * 4
+        if unit < cfg.units:
+            sums = [Float32(0.0)] * (4 * cfg.unit_tiles)
             for sender in range_constexpr(cfg.chunks):
                 at = base + part_offset(cfg, Int32(sender), rank, slot) + lane * 16
-                part = shared.ld_shared_v4_f32(at)
-                sums = [a + b * factors[sender] for a, b in zip(sums, part, strict=True)]
-            store_unit(cfg, out, unit, [value * out_scale for value in sums], lane)
-            store_lse(lse, head, head_lse, (unit < 2) & (lane % 4 == 0))
+                part = part_values(cfg, cluster.ld_shared_v4(at))
+                sums = [a + b * weights[turn][sender] for a, b in zip(sums, part, strict=True)]
+            head, dim = (lane // 4 + 8 * (unit % cfg.head_halves), unit // cfg.head_halves * (16 * cfg.unit_tiles))
+            for tile in range_constexpr(cfg.unit_tiles):
+                store_values(cfg, out, head, dim + 16 * tile, sums[4 * tile : 4 * tile + 4], lane)
 
 
 def finish_alone(
@@ -179,20 +228,20 @@ def finish_alone(
     warp: Int32,
     lane: Int32,
 ) -> None:
-    """As `finish`, for a cluster of one: all units are this CTA's own, in registers."""
-    for h in range(1 if cfg.few_heads else 2):
-        (factor,), head_lse = head_weights(cfg, base, lane // 4 + 8 * h)
-        store_lse(lse, lane // 4 + 8 * h, head_lse, (warp == 0) & (lane % 4 == 0))
+    """As `finish`, for a cluster of one: all partial outputs are this CTA's own, in registers."""
+    for h in range(cfg.head_halves):
+        head = lane // 4 + 8 * h
+        (factor,), head_lse = head_weights(cfg, base, head)
+        store_lse(lse, head, head_lse, (warp == 0) & (lane % 4 == 0))
         for c in range(4):
-            unit = 2 * c + h
-            store_unit(cfg, out, warp * 8 + unit, [units[unit * 4 + j] * factor * out_scale for j in range(4)], lane)
+            scaled = [value * factor * out_scale for value in tile_values(units, c, h)]
+            store_values(cfg, out, head, warp * 64 + c * 16, scaled, lane)
 
 
-def store_unit(cfg: SparseMlaConfig, out: Int64, unit: Int32, values: list[Float32], lane: Int32) -> None:
-    """Stores a lane's four outputs of a unit as BF16: 4 dims in a row, or for BF16 values two pairs 8 dims apart."""
-    head, dim = lane // 4 + 8 * (unit % 2), unit // 2 * 16
+def store_values(cfg: SparseMlaConfig, out: Int64, head: Int32, dim: Int32, values: list[Float32], lane: Int32) -> None:
+    """Stores a lane's four of 16 outputs as BF16: 4 dims in a row, or for BF16 values two pairs 8 dims apart."""
     at = out + Int64(head * 512 + dim) * 2
-    low, high = mma.cvt_rn_bf16x2(values[0], values[1]), mma.cvt_rn_bf16x2(values[2], values[3])
+    low, high = (mma.cvt_rn_bf16x2(values[0], values[1]), mma.cvt_rn_bf16x2(values[2], values[3]))
     together, apart = Int64(lane % 4) * 8, Int64(lane % 4) * 4
     if cfg.scaled:
         rope = dim >= cfg.layout.fp8_dims

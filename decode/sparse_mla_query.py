@@ -83,6 +83,12 @@ def power_of_two_scale(pieces: list[tuple[Uint32, ...]]) -> tuple[Float32, Float
     return mma.bits_f32(Uint32(exponent) << Uint32(23)), mma.bits_f32(Uint32(Int32(254) - exponent) << Uint32(23))
 
 
+def query_fragments(cfg: SparseMlaConfig, base: Int32, half: Int32, lane: Int32) -> list[tuple[Uint32, ...]]:
+    """A fragments of the 16 k-steps of half of the dims."""
+    at = fragment_address(cfg, base, half, lane)
+    return [mma.ldmatrix_x4(at + step * 32) for step in range(16)]
+
+
 def load_sink(cfg: SparseMlaConfig, sinks: Int64, thread: Int32) -> Float32:
     """The sink of head `thread`, for those threads that have one; `sinks`: address of the first head's."""
     return cute.arch.inline_ptx(

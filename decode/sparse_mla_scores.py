@@ -5,8 +5,6 @@ Each fills four tiles of 8 columns, 4 floats a lane in C order: heads on the row
 two tiles are the columns that the other half's warp finishes, the last two those that this warp finishes.
 The B fragments come from K with ldmatrix: an E4M3 row hands a lane 4 consecutive dims, which after conversion are
 both registers of a k-step, so the k index of a step is a permutation of its dims; the query is stored in the same one.
-
-The loops stay loops: a call is so short that fetching straight-line code would cost more than it saves.
 """
 
 from __future__ import annotations
@@ -34,6 +32,7 @@ def tile_row(half: Int32, tile: int) -> Int32:
 def compute_scores(
     cfg: cutlass.Constexpr,
     base: Int32,
+    query: list,
     row_scale: tuple,
     score_scale: Float32,
     group: Int32,
@@ -46,6 +45,7 @@ def compute_scores(
     Args:
         cfg: compile-time facts.
         base: address of this CTA's shared memory.
+        query: A fragments of the k-steps; empty for scaled records, which take them from shared memory.
         row_scale: `score_scale` over the query's scaling, for head lane/4 and head + 8.
         score_scale: factor of a score.
         group: of 32 columns.
@@ -53,53 +53,48 @@ def compute_scores(
         lane: of the warp.
         out: registers.
     """
-    rows = base + group * (32 * cfg.layout.data_bytes)
-    query = fragment_address(cfg, base, half, lane)
+    rows = base + group * (32 * cfg.row_bytes)
+    out.fill(0.0)
     if cutlass.const_expr(cfg.scaled):
+        at = fragment_address(cfg, base, half, lane)
         scales = base + cfg.scales_at + (half * COLUMNS + group * 32) * 8
-        scores_scaled(cfg, query, rows, scales, row_scale, score_scale, half, lane, out)
+        scores_scaled(cfg, at, rows, scales, row_scale, score_scale, half, lane, out)
+    elif cutlass.const_expr(cfg.layout == BF16):
+        add_bf16(cfg, query, rows, half * 32, half, lane, out)
+        scale_rows(row_scale, out)
     else:
-        sums = cute.make_rmem_tensor(2 * TILES * 4, Float32)
-        sums.fill(0.0)
-        if cutlass.const_expr(cfg.layout == BF16):
-            add_bf16(cfg, query, rows, half * 32, 2 * QUADS, half, lane, sums)
-        else:
-            add_fp8(cfg, query, rows, half, lane, sums)
-        for i in range_constexpr(TILES * 4):
-            out[i] = (sums[i] + sums[TILES * 4 + i]) * row_scale[i % 4 // 2]
+        add_fp8(cfg, query, rows, half, lane, out)
+        scale_rows(row_scale, out)
 
 
-@cute.jit
-def add_fp8(cfg: cutlass.Constexpr, query: Int32, rows: Int32, half: Int32, lane: Int32, sums: cute.Tensor) -> None:
-    """Plain E4M3 records, F16 products. Two accumulators a tile, so that fewer products wait for one before them."""
-    for quad in cutlass.range(QUADS, unroll=2):
-        fragments = [mma.ldmatrix_x4(query + quad * 128 + step * 32) for step in range(4)]
+def scale_rows(row_scale: tuple[Float32, Float32], out: cute.Tensor) -> None:
+    """Every score times the factor of its head."""
+    for i in range(TILES * 4):
+        out[i] = out[i] * row_scale[i % 4 // 2]
+
+
+def add_fp8(cfg: SparseMlaConfig, query: list, rows: Int32, half: Int32, lane: Int32, sums: cute.Tensor) -> None:
+    """Plain E4M3 records, F16 products."""
+    for quad in range(QUADS):
         within = granules(cfg, half * 16 + quad * 4, lane)
-        for tile in range_constexpr(TILES):
-            words = mma.ldmatrix_x4(rows + tile_row(half, tile) * cfg.layout.data_bytes + within)
-            for step in range_constexpr(4):
-                multiply(mma.mma_m16n8k16_f16, fragments[step], mma.cvt_e4m3x4_f16x2(words[step]), sums, tile, step % 2)
+        words = [mma.ldmatrix_x4(rows + tile_row(half, tile) * cfg.row_bytes + within) for tile in range(TILES)]
+        for step in range(4):
+            for tile in range(TILES):
+                fragment = mma.cvt_e4m3x4_f16x2(words[tile][step])
+                multiply(mma.mma_m16n8k16_f16, query[quad * 4 + step], fragment, sums, tile)
 
 
-@cute.jit
 def add_bf16(
-    cfg: cutlass.Constexpr,
-    query: Int32,
-    rows: Int32,
-    granule: Int32,
-    pairs: cutlass.Constexpr,
-    half: Int32,
-    lane: Int32,
-    sums: cute.Tensor,
+    cfg: SparseMlaConfig, query: list, rows: Int32, granule: Int32, half: Int32, lane: Int32, sums: cute.Tensor
 ) -> None:
-    """BF16 values from `granule` on, BF16 products: `pairs` times 2 k-steps."""
-    for pair in cutlass.range(pairs, unroll=2):
-        fragments = [mma.ldmatrix_x4(query + pair * 64 + step * 32) for step in range(2)]
+    """BF16 values from `granule` on, BF16 products; two k-steps for each ldmatrix."""
+    for pair in range(len(query) // 2):
         within = granules(cfg, granule + pair * 4, lane)
-        for tile in range_constexpr(TILES):
-            words = mma.ldmatrix_x4(rows + tile_row(half, tile) * cfg.layout.data_bytes + within)
-            for step in range_constexpr(2):
-                multiply(mma.mma_m16n8k16_bf16, fragments[step], words[2 * step : 2 * step + 2], sums, tile, step)
+        words = [mma.ldmatrix_x4(rows + tile_row(half, tile) * cfg.row_bytes + within) for tile in range(TILES)]
+        for step in range(2):
+            for tile in range(TILES):
+                fragment = words[tile][2 * step : 2 * step + 2]
+                multiply(mma.mma_m16n8k16_bf16, query[pair * 2 + step], fragment, sums, tile)
 
 
 @cute.jit
@@ -122,40 +117,39 @@ def scores_scaled(
         [cluster.ld_shared(scales + (tile_row(half, tile) + (lane % 4) * 2 + c) * 8 + half * 4) for c in range(2)]
         for tile in range(TILES)
     ]
-    out.fill(0.0)
     for group in cutlass.range(4 - half, unroll=1):
         fragments = [mma.ldmatrix_x4(query + group * 128 + step * 32) for step in range(4)]
         within = granules(cfg, half * 16 + group * 4, lane)
         sums = cute.make_rmem_tensor(TILES * 4, Float32)
         sums.fill(0.0)
         for tile in range_constexpr(TILES):
-            words = mma.ldmatrix_x4(rows + tile_row(half, tile) * cfg.layout.data_bytes + within)
+            words = mma.ldmatrix_x4(rows + tile_row(half, tile) * cfg.row_bytes + within)
             for step in range_constexpr(4):
-                multiply(mma.mma_m16n8k16_f16, fragments[step], mma.cvt_e4m3x4_f16x2(words[step]), sums, tile, 0)
+                multiply(mma.mma_m16n8k16_f16, fragments[step], mma.cvt_e4m3x4_f16x2(words[step]), sums, tile)
             factors = [ue8m0_f32(word >> Uint32(8 * group)) for word in column_scales[tile]]
             for i in range_constexpr(4):
                 out[tile * 4 + i] = out[tile * 4 + i] + sums[tile * 4 + i] * factors[i % 2]
     for i in range_constexpr(TILES * 4):
         out[i] = out[i] * row_scale[i % 4 // 2]
     if half == 1:
-        rope = cute.make_rmem_tensor(2 * TILES * 4, Float32)
+        rope = cute.make_rmem_tensor(TILES * 4, Float32)
         rope.fill(0.0)
-        add_bf16(cfg, query + 3 * 128, rows, Int32(28), 2, half, lane, rope)
+        fragments = [mma.ldmatrix_x4(query + 3 * 128 + step * 32) for step in range(4)]
+        add_bf16(cfg, fragments, rows, Int32(28), half, lane, rope)
         for i in range_constexpr(TILES * 4):
-            out[i] = out[i] + (rope[i] + rope[TILES * 4 + i]) * score_scale
+            out[i] = out[i] + rope[i] * score_scale
 
 
-def multiply(product: object, a: tuple, b: tuple, sums: cute.Tensor, tile: int, bank: int) -> None:
-    """Adds a product to a tile of one of two banks of accumulators."""
-    at = (bank * TILES + tile) * 4
-    for i, value in enumerate(product(a, b, [sums[at + i] for i in range(4)])):
-        sums[at + i] = value
+def multiply(product: object, a: tuple, b: tuple, sums: cute.Tensor, tile: int) -> None:
+    """Adds a product to a tile."""
+    for i, value in enumerate(product(a, b, [sums[tile * 4 + i] for i in range(4)])):
+        sums[tile * 4 + i] = value
 
 
 def granules(cfg: SparseMlaConfig, granule: Int32, lane: Int32) -> Int32:
     """Offset for ldmatrix: matrix i holds granule `granule` + i of 8 rows, the first of which is a multiple of 8."""
     row = lane % 8
-    return row * cfg.layout.data_bytes + cfg.swizzle(granule + lane // 8, row) * GRANULE
+    return row * cfg.row_bytes + cfg.swizzle(granule + lane // 8, row) * GRANULE
 
 
 def ue8m0_f32(word: Uint32) -> Float32:

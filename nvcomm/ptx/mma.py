@@ -138,6 +138,11 @@ def lg2(value: Float32) -> Float32:
     return cute.arch.inline_ptx("lg2.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[value])
 
 
+def f32_bits(value: Float32) -> Uint32:
+    """The bits of an F32."""
+    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[value])
+
+
 def bits_f32(word: Uint32) -> Float32:
     """The F32 with these bits."""
     return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[word])

@@ -48,15 +48,17 @@ def st_shared_v4_f32(addr: Int32, values: Sequence[Float32]) -> None:
     cute.arch.inline_ptx("st.shared.v4.f32 [{$r0}], {{$r1},{$r2},{$r3},{$r4}};", read_only_args=[addr, *values])
 
 
-def st_shared_cluster_v2_f32(addr: Int32, values: Sequence[Float32], predicate: Boolean) -> None:
-    """Two floats into a CTA of the cluster; `addr` is a multiple of 8 from `cluster.mapa`, or of this CTA."""
+def st_shared_v2_f32(addr: Int32, values: Sequence[Float32], predicate: Boolean) -> None:
+    """Two floats; `addr` is a multiple of 8."""
     cute.arch.inline_ptx(
-        "st.shared::cluster.v2.f32 [{$r0}], {{$r1},{$r2}};", read_only_args=[addr, *values], predicate=predicate
+        "st.shared.v2.f32 [{$r0}], {{$r1},{$r2}};", read_only_args=[addr, *values], predicate=predicate
     )
 
 
-def st_shared_cluster_v4_f32(addr: Int32, values: Sequence[Float32]) -> None:
-    """Four floats into a CTA of the cluster; `addr` is a multiple of 16 from `cluster.mapa`, or of this CTA."""
+def st_async_cluster_v2_f32(addr: Int32, values: Sequence[Float32], mbarrier: Int32, predicate: Boolean) -> None:
+    """Two floats into a CTA of the cluster, 8 bytes for the mbarrier there; both addresses are from `cluster.mapa`."""
     cute.arch.inline_ptx(
-        "st.shared::cluster.v4.f32 [{$r0}], {{$r1},{$r2},{$r3},{$r4}};", read_only_args=[addr, *values]
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [{$r0}], {{$r1},{$r2}}, [{$r3}];",
+        read_only_args=[addr, *values, mbarrier],
+        predicate=predicate,
     )

@@ -155,6 +155,17 @@ def test_tokens(tokens):
     run_and_check(make_case(tokens=tokens, masked=0.3))
 
 
+def test_largest_values():
+    """Equal scores and the largest E4M3 everywhere: the partial sums are as large as they can be."""
+    case = make_case(masked=0.0)
+    case.q.zero_()
+    for one in (case.window, case.topk):
+        slots = torch.arange(one.records.num_slots, device="cuda")
+        reference.write_records(one.records, slots, torch.full((len(slots), HEAD_DIM), 448.0, device="cuda"))
+    out, _ = run(case)
+    assert (out == 448).all()
+
+
 def test_token_without_active_column_is_zero():
     for sink in (False, True):
         case = make_case(sink=sink, tokens=3)
@@ -178,6 +189,9 @@ def test_lengths_bound_the_lists():
     lengths = torch.tensor([0, 1, 128, 129, 300, 640], dtype=torch.int32, device="cuda")
     case.window = replace(case.window, lengths=lengths)
     case.topk = replace(case.topk, lengths=lengths, first=128)
+    # The first entry past the length of token 4 is the only one that names its record.
+    unnamed = (case.topk.indices == case.topk.indices[4, 300 - 128]) & (torch.arange(6, device="cuda") != 4)[:, None]
+    case.topk.indices[unnamed] = -1
     bad = torch.full((1, HEAD_DIM), float("nan"), device="cuda")
     reference.write_records(case.topk.records, case.topk.indices[4, 300 - 128 :][:1], bad)
     run_and_check(case)
@@ -221,6 +235,8 @@ def test_nan_in_an_active_record_is_not_hidden():
     reference.write_records(case.topk.records, case.topk.indices[2, 77:78], nan)
     out, _ = run(case)
     assert out[2].isnan().all()
+    named = (case.topk.indices == case.topk.indices[2, 77]).any(dim=1)
+    assert torch.equal(out.isnan().flatten(1).any(dim=1), named)
 
 
 def test_graph_replays_with_changed_lists():

@@ -16,7 +16,7 @@ from cutlass.cute.runtime import make_fake_stream  # noqa: E402
 
 from decode.kv_cache import BF16, LAYOUTS, PLAIN_FP8, SCALED_FP8  # noqa: E402
 from decode.sparse_mla_kernel import SparseMlaKernel, fake_arguments  # noqa: E402
-from decode.sparse_mla_layout import MAX_CHUNKS, SHARED_BYTES_OF_TWO, UNITS, SparseMlaConfig  # noqa: E402
+from decode.sparse_mla_layout import MAX_CHUNKS, SHARED_BYTES_OF_TWO, SparseMlaConfig  # noqa: E402
 from nvcomm import jit  # noqa: E402
 
 ARCHES = ("sm_90a", "sm_100a", "sm_103a")
@@ -98,7 +98,7 @@ def test_shared_memory(cfg):
         assert cfg.shared_bytes <= SHARED_BYTES_OF_TWO
     assert all(offset % 16 == 0 for offset in cfg.offsets.values())
     assert list(cfg.offsets.values()) == sorted(cfg.offsets.values())
-    assert cfg.unit_slots * cfg.chunks >= UNITS
+    assert cfg.unit_slots * cfg.chunks >= cfg.units
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
@@ -106,7 +106,7 @@ def test_swizzle_spreads_eight_rows_over_the_banks(layout):
     cfg = SparseMlaConfig(layout, 1)
     for first in range(0, 128, 8):
         for granule in range(cfg.row_granules):
-            places = [row * cfg.row_granules + cfg.swizzle(granule, row) for row in range(first, first + 8)]
+            places = [row * (cfg.row_bytes // 16) + cfg.swizzle(granule, row) for row in range(first, first + 8)]
             assert len({place % 8 for place in places}) == 8
     for row in range(16):
         placed = {cfg.swizzle(granule, row) for granule in range(cfg.row_granules)}

@@ -12,8 +12,9 @@ torch = pytest.importorskip("torch")
 
 from decode.kv_cache import BF16, LAYOUTS, PLAIN_FP8, SCALED_FP8, record_view  # noqa: E402
 from decode.reference import sparse_mla as reference  # noqa: E402
-from decode.sparse_mla import ColumnSet, sparse_mla  # noqa: E402
-from nvcomm.errors import UsageError  # noqa: E402
+from decode.sparse_mla import ColumnSet, compiled, sparse_mla  # noqa: E402
+from decode.sparse_mla_layout import SparseMlaConfig  # noqa: E402
+from nvcomm.errors import UnsupportedError, UsageError  # noqa: E402
 
 TOKENS, HEADS = 3, 16
 
@@ -156,6 +157,13 @@ def test_refusals(change, reason):
     with pytest.raises(UsageError) as caught:
         sparse_mla(**arguments)
     assert reason in str(caught.value)
+
+
+def test_gpu_without_clusters(monkeypatch):
+    pytest.importorskip("cutlass")
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_80")
+    with pytest.raises(UnsupportedError, match="this is sm_80"):
+        compiled(SparseMlaConfig(PLAIN_FP8, 1))
 
 
 def test_all_reasons_at_once():
