@@ -12,6 +12,8 @@ import torch
 
 from nvcomm.errors import PeerTimeoutError
 from nvcomm.host import HostEngine, local_engines
+from nvcomm.virtual import VirtualWorld
+from tests.audit import assert_clean, audited, ended_well
 
 
 class Ranks:
@@ -62,16 +64,30 @@ class Ranks:
 @pytest.fixture
 def ranks() -> Iterator[Callable[..., Ranks]]:
     """A factory: `ranks(world_size, max_bytes=..., **HostEngine options)`."""
-    opened: list[HostEngine] = []
+    opened: list[Ranks] = []
 
     def build(world_size: int, max_bytes: int = 1 << 16, **options: Any) -> Ranks:
-        engines = local_engines(world_size, max_bytes, **{"timeout_s": 10.0} | options)
-        opened.extend(engines)
-        return Ranks(engines)
+        opened.append(Ranks(local_engines(world_size, max_bytes, **{"timeout_s": 10.0} | options)))
+        return opened[-1]
 
     yield build
-    for engine in opened:
-        engine.close()
+    try:
+        for world in opened:
+            if ended_well(world.engines) and not any(engine._closed for engine in world.engines):
+                assert_clean(world.engines)
+    finally:
+        for world in opened:
+            for engine in world.engines:
+                engine.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def every_world_is_audited() -> Iterator[None]:
+    """Every virtual world of these tests is audited when it is closed."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(VirtualWorld, "close", audited(VirtualWorld.close))
+    yield
+    patch.undo()
 
 
 @pytest.fixture
