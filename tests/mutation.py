@@ -196,10 +196,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__.splitlines()[0])
     parser.add_argument("--world", choices=("host", "virtual"), default="host")
     parser.add_argument("--only", default="", help="mutants with this text in rule or name")
+    parser.add_argument("--part", default="0/1", metavar="I/N", help="every Nth mutant, from the Ith on")
     parser.add_argument("--markdown", action="store_true", help="print the table of docs/reliability.md")
     given = parser.parse_args(argv)
     home = {"host": "tests.host.mutants", "virtual": "tests.kernel.mutants"}[given.world]
     mutants = [m for m in importlib.import_module(home).MUTANTS if given.only in f"{m.rule} {m.name}"]
+    part, parts = map(int, given.part.split("/"))
+    mutants = mutants[part::parts]
     good = True
     for test, widths in dict.fromkeys((m.test, m.widths) for m in mutants):
         result = run(test, (), widths)
