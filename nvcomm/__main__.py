@@ -12,6 +12,7 @@ from nvcomm._version import __version__
 
 # Command -> (module with `main(argv) -> exit code`, what it does).
 COMMANDS = {
+    "bench": ("nvcomm.bench.cli", "latency of the collectives, with the data checked"),
     "compile": ("nvcomm.compile", "compile every kernel for an architecture into the cache; needs no GPU"),
     "doctor": ("nvcomm.doctor", "what this machine can do, and why not"),
     "stress": ("stress.__main__", "replay graphs of gathers and check every word (python -m stress)"),

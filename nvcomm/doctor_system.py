@@ -27,7 +27,7 @@ def _python() -> Iterator[Row]:
 
 
 def _machine() -> Iterator[Row]:
-    found = f"{platform.system()} {platform.release()}, {platform.machine()}, {_cpu_name()}"
+    found = f"{platform.system()} {platform.release()}, {platform.machine()}, {cpu_name()}"
     if platform.system() != "Linux":
         yield Row("system", "platform", "FAIL", found, "use Linux: mailboxes are memfds, and the driver's are too")
     elif platform.machine() not in {"x86_64", "AMD64"}:
@@ -37,7 +37,8 @@ def _machine() -> Iterator[Row]:
         yield Row("system", "platform", "OK", found)
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The name of the processor, for people."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nvcomm bench`: its arguments, its arithmetic, that it sees wrong data, and whole runs in the host world."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import importlib.util
+import io
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from nvcomm.bench import report
+from nvcomm.bench.case import Case
+from nvcomm.bench.cli import main
+from nvcomm.bench.plan import DATATYPES, OPS, REDUCED, parse, size_of, sweep
+from nvcomm.bench.rank import cases_of
+from nvcomm.bench.result import Result
+
+ROOT = Path(__file__).parents[2]
+
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
+def run(*arguments, launcher=(sys.executable,)):
+    command = [*launcher, "-m", "nvcomm", "bench", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
+
+
+def plan(*arguments):
+    return parse(["all_gather", "--world", "host", *arguments])
+
+
+def test_names_and_letters_of_nccl_tests():
+    short = "all_reduce --world host -b 8 -e 1K -f 2 -n 30 -w 3 -c 0 -T 60 -d half -J out.json"
+    long = (
+        "all_reduce --world host --minbytes 8 --maxbytes 1K --stepfactor 2 --iters 30 --warmup_iters 3 --check 0 "
+        "--timeout 60 --datatype half --json out.json"
+    )
+    short, long = parse(short.split()), parse(long.split())
+    assert short == long
+    assert short.sizes == (8, 16, 32, 64, 128, 256, 512, 1024)
+    assert (short.iters, short.warmup_iters, short.check, short.timeout_s) == (30, 3, False, 60.0)
+    assert parse(["all_gather", "--world", "virtual", "-G", "7"]).cudagraph == 7
+    assert plan("--no-check").check is False
+    assert plan().check is True
+
+
+def test_sizes():
+    assert [size_of(text) for text in ("64", "4K", "1m", "2GB")] == [64, 4096, 1 << 20, 2 << 30]
+    assert sweep(100, 400, 2, None) == (100, 200, 400)
+    assert sweep(100, 400, 2, 100) == (100, 200, 300, 400)
+    assert sweep(1, 5, 1.1, None) == (1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "all_gather",
+        "broadcast --world host",
+        "all_gather --world moon",
+        "all_gather --world host -b 0",
+        "all_gather --world host -b 1X",
+        "all_gather --world host -b 2K -e 1K",
+        "all_gather --world host --ranks 0",
+        "all_gather --world host --cudagraph 5",
+        "all_gather --world virtual --cudagraph 0",
+        "all_gather --world virtual --against torch",
+        "all_gather --world host --against nccl",
+        "all_gather --world host --json - --csv -",
+        "all_gather --world host --floor -1",
+        "all_gather --world host -f 1",
+        "all_reduce --world host --datatype int32",
+        "all_reduce --world host --protocol late-copy",
+    ],
+)
+def test_wrong_use_exits_2(arguments, capsys):
+    with pytest.raises(SystemExit) as raised:
+        parse(arguments.split())
+    assert raised.value.code == 2
+    assert "usage: nvcomm bench" in capsys.readouterr().err
+
+
+def test_size_and_count_are_those_of_nccl_tests():
+    assert Case.of_size("all_gather", "float", 4, 1024) == Case("all_gather", "float", 4, 64)
+    assert Case.of_size("all_reduce", "half", 4, 1024).count == 512
+    case = Case.of_size("reduce_scatter", "float", 4, 1024)
+    assert (case.count, case.input_count, case.size_bytes) == (64, 256, 1024)
+    assert Case.of_size("all_gather", "double", 4, 1).size_bytes == 32
+    assert [Case.of_size(op, "float", 4, 64).bus_factor for op in OPS] == [0.75, 1.5, 0.75]
+    assert len(cases_of(plan("-b", "1", "-e", "64", "-f", "2"), 4)) == 3  # of seven sizes, most are one element a rank
+
+
+def test_percentiles_are_samples():
+    result = Result(Case("all_gather", "float", 4, 1000), "nvcomm", [float(n) for n in range(1000, 0, -1)], 0)
+    fields = result.fields()
+    assert [fields[f"{name}_us"] for name in ("p50", "p95", "p99", "p99.9", "max")] == [500, 950, 990, 999, 1000]
+    assert math.isclose(fields["algbw_gbps"], 16000 / 500 / 1e3)
+    assert math.isclose(fields["busbw_gbps"], fields["algbw_gbps"] * 0.75)
+    assert Result(result.case, "nvcomm", [7.0], 0).fields()["p99.9_us"] == 7.0
+    assert {Result(result.case, "nvcomm", [], 3).fields()[f"{name}_us"] for name in ("p50", "max")} == {None}
+
+
+def right(case, rank, turn):
+    """By plain torch, as a rank would get it."""
+    inputs = [case.input(each, turn) for each in range(case.world_size)]
+    if case.op == "all_gather":
+        return torch.stack(inputs)
+    total = sum(x.double() for x in inputs).to(case.dtype)
+    return total if case.op == "all_reduce" else total.tensor_split(case.world_size)[rank]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_one_wrong_element_is_seen(op):
+    for datatype in DATATYPES if op == "all_gather" else REDUCED:
+        for count in (1, 3, 37):
+            case = Case(op, datatype, 3, count)
+            for rank in range(3):
+                out = right(case, rank, turn=5)
+                assert case.count_wrong(out, rank, 5) == 0
+                assert case.count_wrong(case.output(torch.device("cpu")), rank, 5) > 0
+                flat = out.view(-1).view(torch.uint8)
+                flat[-1] ^= 0x40
+                assert case.count_wrong(out, rank, 5) == 1
+            stale = right(case, 0, turn=4)
+            assert count < 37 or case.count_wrong(stale, 0, 5) > count // 2
+
+
+def test_a_run_that_a_program_reads(tmp_path):
+    """Two ranks against gloo: JSON on stdout, CSV in a file, every sample."""
+    done = run(
+        *("all_gather", "--world", "host", "--ranks", 2, "-b", 64, "-e", "1K", "-n", 40, "-w", 2, "-d", "bfloat16"),
+        *("--against", "torch", "--json", "-", "--csv", tmp_path / "out.csv", "--raw", "--floor", 1e8),
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["schema"], told["op"], told["world"], told["ranks"]) == ("nvcomm.bench/1", "all_gather", "host", 2)
+    assert (told["checked"], told["exit_code"], told["slower_than_floor"]) == (True, 0, [])
+    assert told["command"][:3] == ["nvcomm", "bench", "all_gather"]
+    assert told["doctor"]["schema"] == "nvcomm.doctor/1"
+    assert [(row["size_bytes"], row["impl"]) for row in told["results"]] == [
+        (size, impl) for size in (64, 256, 1024) for impl in ("nvcomm", "torch/gloo")
+    ]
+    for row in told["results"]:
+        assert (row["samples"], len(row["raw_us"]), row["wrong"], row["datatype"]) == (40, 40, 0, "bfloat16")
+        assert 0 < row["p50_us"] <= row["p95_us"] <= row["p99_us"] <= row["p99.9_us"] <= row["max_us"]
+        assert row["max_us"] == max(row["raw_us"])
+    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
+    assert [float(row["p50_us"]) for row in rows] == [row["p50_us"] for row in told["results"]]
+
+
+def test_a_run_under_torchrun_with_wrong_data():
+    """The negative control: a protocol that is known to be wrong. Its rows are not timed, and the exit code is 1."""
+    done = run(
+        *("all_gather", "--world", "host", "-b", "4K", "-e", "4K", "--protocol", "late-copy"),
+        launcher=(*TORCHRUN, "2"),
+    )
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("# nvcomm")
+    assert "2 ranks" in lines[0]
+    (row,) = [line.split() for line in lines if not line.startswith("#")]
+    assert row[:5] == ["4096", "512", "float", "none", "nvcomm"]
+    assert row[5:12] == ["-"] * 7
+    assert int(row[12]) > 0
+    assert lines[-1] == f"# WRONG DATA: nvcomm, 4096 bytes: {row[12]} elements"
+
+
+def test_a_run_under_mpi():
+    mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if mpiexec is None or importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("needs mpi4py and mpiexec (the extra `mpi`, and an MPI)")
+    done = run(
+        *("reduce_scatter", "--world", "host", "-b", 256, "-e", 256, "-n", 10, "--csv", "-"),
+        launcher=(mpiexec, "-n", "2", sys.executable),
+    )
+    assert done.returncode == 0, done.stderr
+    (row,) = csv.DictReader(io.StringIO(done.stdout))
+    assert (row["count"], row["redop"], row["wrong"], row["samples"]) == ("32", "sum", "0", "10")
+
+
+def test_a_run_that_is_not_done_in_time_exits_124():
+    done = run("all_gather", "--world", "host", "--ranks", 2, "-n", 10**9, "--timeout", 1)
+    assert done.returncode == 124, done.stderr
+    assert "not done after 1 s" in done.stderr
+
+
+def test_ranks_that_contradict_the_launcher(monkeypatch, capsys):
+    @contextlib.contextmanager
+    def launched(timeout_s):
+        yield SimpleNamespace(rank=0, world_size=1), torch.device("cpu")
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setattr("nvcomm.launch.launched", launched)
+    with pytest.raises(SystemExit) as raised:
+        main(["all_gather", "--world", "host", "--ranks", "3"])
+    assert raised.value.code == 2
+    assert "--ranks 3: the launcher started 1" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_machine_that_cannot(capsys):
+    assert main(["all_gather", "--world", "virtual"]) == 77
+    assert "needs a CUDA GPU" in capsys.readouterr().err
+
+
+def test_plot_needs_matplotlib(capsys, monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else real(name))
+    assert main(["all_gather", "--world", "host", "--plot", "x.png"]) == 77
+    assert "pip install 'nvcomm[bench]'" in capsys.readouterr().err
+
+
+def results():
+    return [
+        Result(Case.of_size("all_gather", "float", 4, size), impl, [size / 100, size / 90, size / 50], 0)
+        for size in (64, 1024, 16384)
+        for impl in ("nvcomm", "torch/gloo")
+    ]
+
+
+def test_plot(tmp_path):
+    pytest.importorskip("matplotlib")
+    from nvcomm.bench.plot import draw
+
+    draw([*results(), Result(Case("all_gather", "float", 4, 1 << 20), "nvcomm", [], 5)], "a test", tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_report_tells_what_is_slow_and_what_is_wrong(capsys):
+    made = report.Report(plan("--floor", "5", "--no-check"), ["all_gather"], 4, "a test")
+    for result in results():
+        made.add(result)
+    assert [result.case.size_bytes for result in made.slower_than_floor()] == [1024, 16384]
+    assert made.finish() == 1
+    shown = capsys.readouterr().out
+    assert "THE DATA IS NOT CHECKED" in shown
+    assert "# SLOWER THAN 5 us: 16384 bytes took 182.04 us" in shown
+    assert shown.count("# Avg bus bandwidth") == 2
+    made = report.Report(plan(), ["all_gather"], 4, "a test")
+    made.add(Result(Case("all_gather", "float", 4, 1), "nvcomm", [], 2))
+    assert made.finish() == 1
+    assert "# WRONG DATA: nvcomm, 16 bytes: 2 elements" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", OPS)
+def test_the_virtual_world(op, capsys):
+    assert main([op, "--world", "virtual", "--ranks", "2", "-e", "1K", "-n", "10", "-G", "5", "--json", "-"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["wrong"] for row in told["results"]] == [0] * 3
+    assert all(row["samples"] == 5 and 0 < row["p50_us"] < 1000 for row in told["results"])
+
+
+@pytest.mark.gpu
+def test_the_peer_world():
+    done = run("all_reduce", "--world", "peer", "--ranks", 2, "-e", "1K", "-n", 10, "-G", 5, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    assert [row["wrong"] for row in json.loads(done.stdout)["results"]] == [0] * 3
