@@ -87,14 +87,14 @@ def test_packages_are_typed_and_shipped(package: str) -> None:
 
 def test_every_source_file_says_its_licence_first() -> None:
     wanted = "# SPDX-License-Identifier: Apache-2.0"
-    files = [path for folder in (*PACKAGES, "tests") for path in sorted((ROOT / folder).rglob("*.py"))]
+    files = [path for folder in (*PACKAGES, "tests", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))]
     lacking = [str(path.relative_to(ROOT)) for path in files if not path.read_text().startswith(wanted)]
     assert len(files) > 10
     assert lacking == []
 
 
 def test_no_source_file_is_longer_than_400_lines() -> None:
-    files = [path for folder in (*PACKAGES, "tests") for path in (ROOT / folder).rglob("*.py")]
+    files = [path for folder in (*PACKAGES, "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
     long = {
         str(path.relative_to(ROOT)): length for path in files if (length := len(path.read_text().splitlines())) > 400
     }
