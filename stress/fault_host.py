@@ -383,8 +383,7 @@ def _more_words(comm: Communicator, group: StoreGroup) -> str:
     for call, size in enumerate(_sizes()):
         index = torch.arange(size, dtype=torch.int32)
         want = torch.stack([index * 8 + rank + (call << 24) for rank in range(comm.world_size)])
-        wrong = int((comm.all_gather(want[comm.rank].clone()) != want).sum())
-        if wrong:
+        if wrong := int((comm.all_gather(want[comm.rank].clone()) != want).sum()):
             return f"{wrong} wrong words in gather {call} afterwards"
         compared += want.numel()
         if compared >= MORE_WORDS:
