@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nvcomm.bench.plan import DEFAULT_RANKS, Plan, parse
@@ -44,12 +45,12 @@ def _virtual(plan: Plan, argv: list[str]) -> int:
 
     from nvcomm.bench.graphs import measure_virtual
 
-    _watchdog(plan.timeout_s)
-    results = measure_virtual(plan)
-    first = next(results)  # before the table begins: a machine without a GPU has none
-    report = Report(plan, argv, first.case.world_size, torch.cuda.get_device_name())
-    report.add(first)
-    return _collect(report, results)
+    with _watchdog(plan.timeout_s):
+        results = measure_virtual(plan)
+        first = next(results)  # before the table begins: a machine without a GPU has none
+        report = Report(plan, argv, first.case.world_size, torch.cuda.get_device_name())
+        report.add(first)
+        return _collect(report, results)
 
 
 def _joined(plan: Plan, argv: list[str]) -> int:
@@ -92,20 +93,20 @@ def _rank(plan: Plan, argv: list[str], group: StoreGroup, device: torch.device) 
 
     from nvcomm.bench.rank import measure
 
-    _watchdog(plan.timeout_s)
     if plan.world == "host":
         device = torch.device("cpu")
         # Each rank has a core at most: torch's own threads would only take it from another rank.
         torch.set_num_threads(1)
     elif device.type != "cuda":
         raise UnsupportedError("the peer world needs a CUDA GPU, and torch sees none: `nvcomm doctor` says why.")
-    results = measure(plan, group, device)
-    if group.rank:
-        for _ in results:
-            pass
-        return EXIT_OK
-    where = _processor() if plan.world == "host" else torch.cuda.get_device_name(device)
-    return _collect(Report(plan, argv, group.world_size, where), results)
+    with _watchdog(plan.timeout_s):
+        results = measure(plan, group, device)
+        if group.rank:
+            for _ in results:
+                pass
+            return EXIT_OK
+        where = _processor() if plan.world == "host" else torch.cuda.get_device_name(device)
+        return _collect(Report(plan, argv, group.world_size, where), results)
 
 
 def _collect(report: Report, results: Iterable[Result]) -> int:
@@ -120,8 +121,9 @@ def _processor() -> str:
     return f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores"
 
 
-def _watchdog(timeout_s: float) -> None:
-    """Ends the process when its time is up, whatever it waits for."""
+@contextlib.contextmanager
+def _watchdog(timeout_s: float) -> Iterator[None]:
+    """Ends the process if the block is not done in time, whatever it waits for."""
 
     def end() -> None:
         sys.stderr.write(f"nvcomm bench: not done after {timeout_s:g} s: ended (--timeout)\n")
@@ -131,6 +133,11 @@ def _watchdog(timeout_s: float) -> None:
     timer = threading.Timer(timeout_s, end)
     timer.daemon = True
     timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def _guarded(who: str, work: Callable[[], int]) -> int:

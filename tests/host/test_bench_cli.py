@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -212,7 +213,8 @@ def test_ranks_that_contradict_the_launcher(monkeypatch, capsys):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_machine_that_cannot(capsys):
-    assert main(["all_gather", "--world", "virtual"]) == 77
+    assert main(["all_gather", "--world", "virtual", "--timeout", "5"]) == 77
+    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
     assert "needs a CUDA GPU" in capsys.readouterr().err
 
 
