@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reducing kernels' PTX, run on the CPU: right bits, clean mailboxes, nothing outside of a tensor touched.
+
+Small shapes, in any order of threads and ranks. What only a GPU can show (memory order, programmatic dependent launch,
+residency, speed) is tested under tests/kernel.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass")
+
+from nvcomm.collectives.all_reduce_config import ReduceConfig  # noqa: E402
+from nvcomm.collectives.all_reduce_ll import AllReduceLLKernel  # noqa: E402
+from nvcomm.collectives.all_reduce_mhc_config import MhcConfig, MhcShape  # noqa: E402
+from nvcomm.collectives.all_reduce_tree import ELEM_BYTES  # noqa: E402
+from nvcomm.collectives.all_reduce_two_shot import AllReduceTwoShotKernel  # noqa: E402
+from nvcomm.collectives.reduce_scatter import ReduceScatterKernel  # noqa: E402
+from nvcomm.device import FAULT_MISMATCH, FAULT_TIMEOUT  # noqa: E402
+from nvcomm.mailbox import EMPTY, ESCAPE, MailboxLayout  # noqa: E402
+from nvcomm.reference import collectives as reference  # noqa: E402
+from tests.mhc_cases import Case, check, make_case, make_experts  # noqa: E402
+from tests.unit.kernel_world import Ranks  # noqa: E402
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+REDUCING = {"ll": AllReduceLLKernel, "two_shot": AllReduceTwoShotKernel}
+BITS = {2: torch.int16, 4: torch.int32}
+
+
+def inputs(world_size: int, count: int, dtype: torch.dtype, seed: int) -> list[torch.Tensor]:
+    """Values of very different sizes, special ones, and words that may not travel."""
+    generator = torch.Generator().manual_seed(seed)
+    xs = []
+    for _ in range(world_size):
+        x = (torch.randn(count, generator=generator) * 2.0 ** torch.randint(-6, 7, (count,), generator=generator)).to(
+            dtype
+        )
+        special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-40, -6e-8], dtype=torch.float64).to(
+            dtype
+        )
+        where = torch.randint(0, 12, (count,), generator=generator)
+        x = torch.where(where < len(special), special[where.clamp(max=len(special) - 1)], x)
+        words = x[: count * dtype.itemsize // 4 * 4 // dtype.itemsize].view(torch.int32)
+        which = torch.randint(0, 10, words.shape, generator=generator)
+        words[which == 0], words[which == 1] = EMPTY - 2**32, ESCAPE - 2**32
+        xs.append(x)
+    return xs
+
+
+def assert_same(ys: list[torch.Tensor], want: torch.Tensor) -> None:
+    bits = BITS[want.element_size()]
+    for y in ys:
+        wrong = ~((y.view(bits) == want.view(bits)) | (y.isnan() & want.isnan()))
+        assert not wrong.any(), f"{int(wrong.sum())} of {want.numel()} wrong, first {wrong.nonzero()[0].tolist()}"
+        assert torch.equal(y.view(bits), ys[0].view(bits))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "world_size"),
+    [
+        ("bf16", 16, 4),
+        ("bf16", 2, 3),
+        ("fp16", 16, 2),
+        ("fp32", 16, 5),
+        ("fp32", 4, 2),
+        ("bf16", 16, 1),
+        ("bf16", 16, 8),
+    ],
+)
+def test_R13_reductions_in_one_mailbox(dtype, width, world_size, seed):
+    """Both protocols and reduce-scatter in turn, growing and shrinking, in grids of one and of two CTAs."""
+    layout = MailboxLayout(world_size, 4096)
+    config = ReduceConfig(layout, dtype, width, threads=64)
+    ranks, calls, elem = Ranks(layout, seed), 0, ELEM_BYTES[dtype]
+    offset = 0 if width == 16 else elem
+    for call, chunks in enumerate((1, 40, 3, 150, 2)):
+        count = chunks * 16 // elem - (0 if width == 16 else 1)
+        xs = inputs(world_size, count, DTYPES[dtype], seed + call)
+        want = reference.all_reduce(xs)
+        sources = [ranks.put(x, offset) for x in xs]
+        for kernel in REDUCING.values():
+            outs = [ranks.put(torch.zeros_like(x), offset) for x in xs]
+            ranks.run(
+                [
+                    ranks.reduce_grid(kernel, config, r, sources[r], outs[r], [want.nbytes], 1 + call % 2)
+                    for r in range(world_size)
+                ]
+            )
+            assert_same([ranks.get(out, want) for out in outs], want)
+            calls += 1
+        row = 1 if width != 16 else 16 // elem
+        if count % row == 0:
+            parts = reference.reduce_scatter([x.view(-1, row) for x in xs])
+            outs = [ranks.put(torch.zeros_like(part), offset) if part.numel() else 0 for part in parts]
+            sizes = [count // row, row * elem]
+            ranks.run(
+                [
+                    ranks.reduce_grid(ReduceScatterKernel, config, r, sources[r], outs[r], sizes, 1 + call % 2)
+                    for r in range(world_size)
+                ]
+            )
+            for out, part in zip(outs, parts, strict=True):
+                assert_same([ranks.get(out, part)], part)
+            calls += 1
+    ranks.assert_clean(calls)
+
+
+def boundary(ranks: Ranks, config: MhcConfig, case: Case, sources: list[list[int]], clusters: int) -> None:
+    """One call of the whole kernel, or of its two halves; checks what every rank finds."""
+    rows = case.residual.shape[0]
+    common = [ranks.put(one) for one in (case.residual, case.post, case.comb, case.pre, case.norm_weight)]
+    results = [case.outputs() for _ in case.xs]
+    places = [[ranks.put(one) for one in result] for result in results]
+
+    def grids(config: MhcConfig) -> list:
+        return [
+            ranks.mhc_grid(config, r, sources[r], [*common, *places[r]], 1e-20, rows, clusters)
+            for r in range(len(case.xs))
+        ]
+
+    if config.part == "collect":
+        halves = MhcConfig(config.layout, config.shape, "publish", pdl=config.pdl)
+        ranks.run(grids(halves))
+    ranks.run(grids(config))
+    seen = [
+        tuple(None if one is None else ranks.get(place, one) for place, one in zip(*pair, strict=True))
+        for pair in zip(places, results, strict=True)
+    ]
+    check(seen, case)
+
+
+@pytest.mark.parametrize(
+    ("part", "two_shot", "world_size", "streams"),
+    [
+        ("fused", False, 4, 4),
+        ("fused", True, 3, 4),
+        ("fused", True, 1, 2),
+        ("finalize", False, 2, 4),
+        ("finalize", True, 4, 4),
+        ("collect", False, 3, 4),
+    ],
+)
+def test_boundary_in_one_mailbox(part, two_shot, world_size, streams, seed):
+    """More rows than clusters, so that rows are under way while others are mixed; with and without a collapse."""
+    layout = MailboxLayout(world_size, 7 * 64 * 2)
+    config = MhcConfig(layout, MhcShape(64, streams, 3), part, two_shot)
+    ranks = Ranks(layout, seed, generation=2**32 - 2)
+    plan = [(1, 1, True), (7, 1, True), (3, 2, False), (7, 3, True), (2, 1, False)]
+    for call, (rows, clusters, collapse) in enumerate(plan):
+        case = make_case(world_size, rows, 64, seed + call, collapse=collapse, streams=streams)
+        if part == "finalize":
+            experts = make_experts(world_size, rows, 64, 3, seed + call, shared=call % 2 == 0)
+            case.xs = experts.contributions()
+            sources = [[ranks.put(one) for one in experts.of(r)] for r in range(world_size)]
+        else:
+            sources = [[ranks.put(x), 0, 0, 0] for x in case.xs]
+        boundary(ranks, config, case, sources, clusters)
+    ranks.assert_clean(len(plan), generation=2**32 - 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("two_shot", [False, True])
+def test_a_row_across_a_cluster(two_shot, seed):
+    """2,048 values: two CTAs of 128 threads share a row's norm, three rows one after the other."""
+    layout = MailboxLayout(2, 3 * 2048 * 2)
+    config = MhcConfig(layout, MhcShape(2048), "fused", two_shot)
+    assert config.cluster == 2
+    ranks = Ranks(layout, seed)
+    case = make_case(2, 3, 2048, seed)
+    boundary(ranks, config, case, [[ranks.put(x), 0, 0, 0] for x in case.xs], 1)
+    ranks.assert_clean(1)
+
+
+def test_R3_gathers_of_another_size_find_what_reductions_left(seed):
+    """Both protocols and the boundary share one mailbox: each finds every word EMPTY that it is going to use."""
+    layout = MailboxLayout(2, 4 * 64 * 2)
+    reducing, fused = ReduceConfig(layout, "bf16", threads=32), MhcConfig(layout, MhcShape(64), two_shot=True)
+    ranks, calls = Ranks(layout, seed), 0
+    for call, rows in enumerate((4, 1, 3, 4)):
+        case = make_case(2, rows, 64, seed + call)
+        sources = [ranks.put(x) for x in case.xs]
+        want = reference.all_reduce(case.xs)
+        for kernel in REDUCING.values():
+            outs = [ranks.put(torch.zeros_like(want)) for _ in range(2)]
+            ranks.run([ranks.reduce_grid(kernel, reducing, r, sources[r], outs[r], [want.nbytes], 1) for r in range(2)])
+            assert_same([ranks.get(out, want) for out in outs], want)
+        boundary(ranks, fused, case, [[source, 0, 0, 0] for source in sources], 1)
+        calls += 3
+    ranks.assert_clean(calls)
+
+
+@pytest.mark.parametrize(("protocol", "waited_for"), [("ll", {0: 1, 2: 1}), ("two_shot", {0: 1, 2: 0})])
+def test_R10_a_rank_that_does_not_come_is_named(protocol, waited_for, seed):
+    """Who waits in vain says for whom, fills with NaN and ends; the next call only fills.
+
+    By two-shot rank 2 waits for rank 0, the owner of all chunks, which waits for rank 1.
+    """
+    kernel = REDUCING[protocol]
+    layout = MailboxLayout(3, 4096)
+    config = ReduceConfig(layout, "bf16", threads=32)
+    ranks = Ranks(layout, seed, timeout_ns=3_000_000)
+    x = torch.ones(32).bfloat16()
+    for then in ("time out", "broken"):
+        outs = [ranks.put(torch.zeros_like(x)) for _ in range(3)]
+        ranks.run([ranks.reduce_grid(kernel, config, r, ranks.put(x), outs[r], [x.nbytes], 1) for r in (0, 2)])
+        for rank in (0, 2):
+            assert ranks.fault(rank)[:5] == [FAULT_TIMEOUT, rank, waited_for[rank], 0, 0]
+            seen = ranks.get(outs[rank], x)
+            assert seen.isnan().all() if then == "time out" else (seen.view(torch.uint8) == 0xFF).all()
+
+
+@pytest.mark.parametrize("kernel", [*REDUCING.values(), ReduceScatterKernel])
+def test_R11_device_checks_compare_what_ranks_call(kernel, seed):
+    layout = MailboxLayout(2, 4096)
+    config = ReduceConfig(layout, "bf16", threads=32, device_checks=True)
+    ranks, xs = Ranks(layout, seed), inputs(2, 256, torch.bfloat16, seed)
+    sizes = [2, 256] if kernel is ReduceScatterKernel else [512]
+    sources, outs = [ranks.put(x) for x in xs], [ranks.put(torch.zeros_like(x)) for x in xs]
+
+    def run(tags: tuple[int, int], launch: int) -> None:
+        ranks.run(
+            [
+                ranks.reduce_grid(kernel, config, r, sources[r], outs[r], sizes, 2, (launch, 7, tags[r]))
+                for r in range(2)
+            ]
+        )
+
+    run((5, 5), 1)
+    run((6, 6), 2)
+    ranks.assert_clean(2)
+    run((5, 6), 3)
+    assert {ranks.fault(rank)[0] for rank in range(2)} == {FAULT_MISMATCH}
+
+
+def test_the_machine_sees_a_wrong_order_of_addition(seed):
+    """Negative control: four ranks in another order give other bits, and the comparison says so."""
+    layout = MailboxLayout(4, 4096)
+    config = ReduceConfig(layout, "fp32", threads=64)
+    generator = torch.Generator().manual_seed(seed)
+    ranks, xs = Ranks(layout, seed), [torch.randn(256, generator=generator) for _ in range(4)]
+    outs = [ranks.put(torch.zeros_like(x)) for x in xs]
+    exchanged = [ranks.put(xs[r]) for r in (0, 2, 1, 3)]
+    ranks.run(
+        [ranks.reduce_grid(AllReduceLLKernel, config, r, exchanged[r], outs[r], [xs[0].nbytes], 1) for r in range(4)]
+    )
+    with pytest.raises(AssertionError, match="wrong"):
+        assert_same([ranks.get(outs[0], xs[0])], reference.all_reduce(xs))
+
+
+def test_the_machine_sees_a_rank_that_does_not_come(seed):
+    layout = MailboxLayout(2, 4096)
+    config = ReduceConfig(layout, "bf16", threads=32)
+    ranks = Ranks(layout, seed)
+    x = ranks.put(torch.zeros(64).bfloat16())
+    grid = ranks.reduce_grid(AllReduceLLKernel, config, 0, x, ranks.put(torch.zeros(64).bfloat16()), [128], 1)
+    with pytest.raises(AssertionError, match="never publishes"):
+        ranks._machine.run([grid], limit=200_000)
+
+
+def test_the_machine_sees_an_access_outside_of_a_tensor(seed):
+    layout = MailboxLayout(1, 4096)
+    config = ReduceConfig(layout, "bf16", threads=32)
+    ranks = Ranks(layout, seed)
+    short = ranks.put(torch.zeros(56).bfloat16())
+    with pytest.raises(AssertionError, match="outside"):
+        ranks.run([ranks.reduce_grid(AllReduceLLKernel, config, 0, short, ranks.put(torch.zeros(64)), [128], 1)])
