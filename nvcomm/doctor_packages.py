@@ -25,7 +25,11 @@ _TORCH = (
     "import json, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda, "
     "'sees_gpus': torch.cuda.device_count(), 'distributed': torch.distributed.is_available()}))"
 )
-_DSL = "import json, cutlass, cutlass.cute; print(json.dumps({'version': cutlass.__version__}))"
+# The DSL makes its cache folder when it is imported, unless it is told of another.
+_DSL = (
+    "import json, os; os.environ['CUTE_DSL_CACHE_DIR'] = os.devnull; import cutlass, cutlass.cute; "
+    "print(json.dumps({'version': cutlass.__version__}))"
+)
 
 
 def rows(has_gpu: bool, *, quick: bool) -> Iterator[Row]:

@@ -319,3 +319,13 @@ def test_import_of_torch(monkeypatch, answer, has_gpu, status):
     monkeypatch.setattr(doctor_packages, "ask_child", lambda code, timeout_s: (answer, "it crashed"))
     (row,) = doctor_packages._torch(has_gpu)
     assert row.status == status
+
+
+def test_the_compiler_is_asked_and_leaves_nothing_behind(monkeypatch, tmp_path):
+    pytest.importorskip("cutlass", exc_type=ImportError)
+    monkeypatch.delenv("CUTE_DSL_CACHE_DIR", raising=False)
+    for name in ("HOME", "TMPDIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    (row,) = doctor_packages._dsl(False)
+    assert (row.status, "CuTe DSL" in row.found) == ("OK", True)
+    assert list(tmp_path.iterdir()) == []
