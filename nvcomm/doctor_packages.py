@@ -25,9 +25,9 @@ _TORCH = (
     "import json, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda, "
     "'sees_gpus': torch.cuda.device_count(), 'distributed': torch.distributed.is_available()}))"
 )
-# The DSL makes its cache folder when it is imported, unless it is told of another.
+# The DSL makes a cache folder in TMPDIR when it is imported; where it cannot, it goes on without.
 _DSL = (
-    "import json, os; os.environ['CUTE_DSL_CACHE_DIR'] = os.devnull; import cutlass, cutlass.cute; "
+    "import json, os; os.environ['TMPDIR'] = os.devnull; import cutlass, cutlass.cute; "
     "print(json.dumps({'version': cutlass.__version__}))"
 )
 
