@@ -79,6 +79,10 @@ class Ranks:
         """Runs grids together."""
         self._machine.run(grids)
 
+    def run_chains(self, chains: list[list[Grid]], slow: int, limit: int = 20_000_000) -> None:
+        """Runs each rank's grids one after the other, rank `slow` far behind the others."""
+        self._machine.run_chains(chains, limit, slow)
+
     def reduce_grid(
         self,
         kernel: type[Any],

@@ -137,18 +137,37 @@ class Machine:
 
     def run(self, grids: Sequence[Grid], limit: int = 60_000_000) -> None:
         """Until all have ended; AssertionError where nobody can go on, or after `limit` instructions."""
-        live = [thread for grid in grids for thread in grid.threads]
-        while live:
-            self._random.shuffle(live)
-            for grid in grids:
-                grid.now_ns += TURN_NS
+        self.run_chains([[grid] for grid in grids], limit)
+
+    def run_chains(self, chains: Sequence[Sequence[Grid]], limit: int = 60_000_000, slow: int | None = None) -> None:
+        """Runs chains beside each other: in each, a grid begins when the one before it has ended.
+
+        Args:
+            chains: one for each rank.
+            limit: of instructions.
+            slow: the chain that seldom gets a turn.
+        """
+        waiting = [list(chain) for chain in chains]
+        running: list[list[Thread]] = [[] for _ in chains]
+        now_ns = 0
+        while any(waiting) or any(running):
+            now_ns += TURN_NS
+            turns = []
+            for which, chain in enumerate(waiting):
+                running[which] = [thread for thread in running[which] if not thread.done]
+                if not running[which] and chain:
+                    running[which] = list(chain.pop(0).threads)
+                if which != slow or self._random.random() < 0.05 or not any(running[:which] + running[which + 1 :]):
+                    turns += running[which]
+            self._random.shuffle(turns)
             moved = 0
-            for thread in live:
+            for thread in turns:
+                thread.grid.now_ns = now_ns
                 moved += self._turn(thread, self._random.randrange(20, 400))
             limit -= moved
-            assert moved, f"{len(live)} threads wait for ever: {sorted({thread.waits for thread in live})}"
+            stuck = [thread for threads in running for thread in threads if not thread.done]
+            assert moved or slow is not None or not stuck, f"wait for ever: {sorted({one.waits for one in stuck})}"
             assert limit > 0, "no end: a rank that never publishes?"
-            live = [thread for thread in live if not thread.done]
 
     def _turn(self, thread: Thread, steps: int) -> int:
         if thread.waits and not _released(thread):

@@ -12,6 +12,7 @@ import torch
 
 pytest.importorskip("cutlass")
 
+from nvcomm.collectives import reduce_scatter as rs  # noqa: E402
 from nvcomm.collectives.all_reduce_config import ReduceConfig  # noqa: E402
 from nvcomm.collectives.all_reduce_ll import AllReduceLLKernel  # noqa: E402
 from nvcomm.collectives.all_reduce_mhc_config import MhcConfig, MhcShape  # noqa: E402
@@ -22,7 +23,7 @@ from nvcomm.device import FAULT_MISMATCH, FAULT_TIMEOUT  # noqa: E402
 from nvcomm.mailbox import EMPTY, ESCAPE, MailboxLayout  # noqa: E402
 from nvcomm.reference import collectives as reference  # noqa: E402
 from tests.mhc_cases import Case, check, make_case, make_experts  # noqa: E402
-from tests.unit.kernel_world import Ranks  # noqa: E402
+from tests.unit.kernel_world import Ranks, program  # noqa: E402
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 REDUCING = {"ll": AllReduceLLKernel, "two_shot": AllReduceTwoShotKernel}
@@ -189,6 +190,64 @@ def test_R3_gathers_of_another_size_find_what_reductions_left(seed):
         boundary(ranks, fused, case, [[source, 0, 0, 0] for source in sources], 1)
         calls += 3
     ranks.assert_clean(calls)
+
+
+def chain_of_calls(ranks: Ranks, config: ReduceConfig, seed: int) -> tuple[list[list], list]:
+    """For each rank calls of every kind and of changing sizes; and (address, what has to be there) of every output."""
+    world_size = config.world_size
+    chains: list[list] = [[] for _ in range(world_size)]
+    wanted = []
+    for call in range(8):
+        rows = (1, 6, 2, 1, 9, 1, 1, 3)[call]
+        xs = [x.view(rows, 8) for x in inputs(world_size, rows * 8, torch.bfloat16, seed + call)]
+        total, parts = reference.all_reduce(xs), reference.reduce_scatter(xs)
+        kernel = (ReduceScatterKernel, AllReduceLLKernel, AllReduceTwoShotKernel)[call % 3]
+        for rank, chain in enumerate(chains):
+            want = parts[rank] if kernel is ReduceScatterKernel else total
+            out = ranks.put(torch.zeros_like(want)) if want.numel() else 0
+            sizes = [rows, 16] if kernel is ReduceScatterKernel else [rows * 16]
+            chain.append(ranks.reduce_grid(kernel, config, rank, ranks.put(xs[rank]), out, sizes, 1))
+            if want.numel():
+                wanted.append((out, want))
+    return chains, wanted
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_R12_a_rank_far_behind_is_not_lapped(slow, seed):
+    """Calls of all kinds one behind the other, in two of three reduce-scatters with ranks that own nothing."""
+    ranks = Ranks(MailboxLayout(3, 4096), seed)
+    chains, wanted = chain_of_calls(ranks, ReduceConfig(ranks.layout, "bf16", threads=32), seed)
+    ranks.run_chains(chains, slow)
+    for out, want in wanted:
+        assert_same([ranks.get(out, want)], want)
+    ranks.assert_clean(8)
+
+
+def test_R12_off_a_rank_far_behind_is_lapped(monkeypatch, seed):
+    """Negative control: without the token, who owns nothing waits for nobody, and laps the slow rank."""
+    monkeypatch.setattr(rs, "num_chunks_of", lambda num_bytes: (num_bytes + 15) // 16)
+    program.cache_clear()
+    ranks = Ranks(MailboxLayout(2, 4096), seed)
+    config = ReduceConfig(ranks.layout, "bf16", threads=32)
+    chains: list[list] = [[], []]
+    wanted = []
+    for call in range(6):
+        xs = [x.view(1, 8) for x in inputs(2, 8, torch.bfloat16, seed + call)]
+        out = ranks.put(torch.zeros_like(xs[0]))
+        for rank in range(2):
+            source = ranks.put(xs[rank])
+            grid = ranks.reduce_grid(ReduceScatterKernel, config, rank, source, out if rank == 0 else 0, [1, 16], 1)
+            chains[rank].append(grid)
+        wanted.append((out, reference.all_reduce(xs)))
+    program.cache_clear()
+
+    def run() -> None:
+        ranks.run_chains(chains, slow=0, limit=400_000)
+        for out, want in wanted:
+            assert_same([ranks.get(out, want)], want)
+
+    with pytest.raises(AssertionError, match=r"wrong|never publishes"):
+        run()
 
 
 @pytest.mark.parametrize(("protocol", "waited_for"), [("ll", {0: 1, 2: 1}), ("two_shot", {0: 1, 2: 0})])
