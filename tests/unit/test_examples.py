@@ -71,3 +71,29 @@ def test_the_vllm_example_skips_plainly():
     done = run(ROOT / "examples/04_vllm.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "skipped: vLLM is not installed\n"
+
+
+TUTORIAL = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tutorial.md").read_text(), re.DOTALL)
+
+
+def run_code(code):
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=110, check=False
+    )
+
+
+@pytest.mark.parametrize("code", [code for code in TUTORIAL if '"cuda"' not in code])
+def test_tutorial(code):
+    done = run_code(code)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("code", [code for code in TUTORIAL if '"cuda"' in code])
+def test_tutorial_on_a_gpu(code):
+    done = run_code(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_tutorial_is_complete():
+    assert [('"cuda"' in code) for code in TUTORIAL] == [False, False, False, True]
