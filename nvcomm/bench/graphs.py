@@ -89,8 +89,10 @@ class _VirtualCase:
         return sum(self._case.count_wrong(out, rank, turn) for rank, out in enumerate(self._outs))
 
     def times(self, plan: Plan) -> list[float]:
-        """One sample a replay."""
+        """One sample a replay; afterwards the outputs hold what the last replay wrote."""
         op = self._case.op
+        for out in self._outs:
+            out.zero_()
 
         def call(comm: Communicator) -> None:
             getattr(comm, op)(self._xs[comm.rank], self._outs[comm.rank])
