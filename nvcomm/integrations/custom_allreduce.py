@@ -8,6 +8,7 @@ decides it (dtype, size, shape, `disabled`) is the same on every rank.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -101,7 +102,7 @@ class CustomAllreduce:
         self._comm = comm
         if self.device.type == "cuda":
             # Graphs are replayed without a call of ours that could raise. On the CPU every call raises by itself.
-            self._watcher = comm.watch(end_process)
+            self._watcher = comm.watch(functools.partial(end_process, self.log))
         self.disabled = False
         self.fully_connected = True
         self.mnnvl_multicast_ptr = self.mnnvl_lamport_ag_multicast_ptr = _multicast_ptr(comm)
@@ -245,12 +246,12 @@ class CustomAllreduce:
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def end_process(error: NvcommError) -> None:
+def end_process(log: logging.Logger, error: NvcommError) -> None:
     """Ends a worker whose communicator broke: what it would compute from now on is made of words that never came.
 
     By SIGTERM, for which serving software has a handler; it sees a dead worker and stops the server.
     """
-    CustomAllreduce.log.critical("ending this worker: %s", error)
+    log.critical("ending this worker: %s", error)
     os.kill(os.getpid(), signal.SIGTERM)
 
 

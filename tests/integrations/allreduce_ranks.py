@@ -155,6 +155,8 @@ def main():
         torch.cuda.set_device(device)
     ar = CustomAllreduce(group=dist.group.WORLD, device=device)
     require(not ar.disabled and ar.fully_connected and ar.world_size == world_size, "it is off")
+    # Where graphs are replayed, and only there, somebody has to look for what broke.
+    require((ar._watcher is not None) == (device.type == "cuda"), "watched, or not")
     data(ar, rank, world_size, device)
     refusals(ar, rank, world_size, device)
     warm_up(ar, rank, device)

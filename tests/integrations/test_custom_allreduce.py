@@ -47,7 +47,8 @@ def test_on_a_gpu():
 def test_a_broken_communicator_ends_its_worker(monkeypatch, caplog):
     sent = []
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
-    custom_allreduce.end_process(PeerTimeoutError(0, 2, generation=7, slot=1, word=0, waited_s=1.0))
+    error = PeerTimeoutError(0, 2, generation=7, slot=1, word=0, waited_s=1.0)
+    custom_allreduce.end_process(custom_allreduce.CustomAllreduce.log, error)
     assert sent == [(os.getpid(), signal.SIGTERM)]
     assert "rank 0 waited 1.000 s for rank 2" in caplog.text
 
