@@ -6,7 +6,8 @@ from __future__ import annotations
 import torch
 
 from decode.kv_cache import BF16, SCALED_FP8
-from tests.kernel.test_sparse_mla import make_case, run_and_check
+from tests.kernel.test_sparse_mla import run_and_check
+from tests.sparse_mla_cases import make_case
 
 
 def main() -> None:

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse MLA's PTX, run on the CPU: every kind of record, masks, sinks, head counts, against the reference.
+
+What only a GPU can show (memory order, programmatic dependent launch, speed) is tested under tests/kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("cutlass")
+
+from cutlass.cute.runtime import make_fake_stream  # noqa: E402
+
+from decode.kv_cache import BF16, HEAD_DIM, PLAIN_FP8, SCALED_FP8  # noqa: E402
+from decode.reference import sparse_mla as reference  # noqa: E402
+from decode.sparse_mla import LOG2_E, _set_arguments  # noqa: E402
+from decode.sparse_mla_kernel import SparseMlaKernel, fake_arguments  # noqa: E402
+from decode.sparse_mla_layout import HEADS, THREADS, SparseMlaConfig  # noqa: E402
+from nvcomm import jit  # noqa: E402
+from tests.sparse_mla_cases import check, make_case  # noqa: E402
+from tests.unit import ptx_warps  # noqa: E402
+
+
+@functools.cache
+def program(cfg: SparseMlaConfig) -> ptx_warps.Program:
+    built = jit.artifacts(SparseMlaKernel(cfg), *fake_arguments(), make_fake_stream(), arch="sm_90a")
+    return ptx_warps.Program(built.ptx)
+
+
+def float_bits(value: float) -> int:
+    return int(struct.unpack("<I", struct.pack("<f", value))[0])
+
+
+def run(case, ptx=None):
+    """As `decode.sparse_mla._launch`, with copies of the tensors in the memory of the machine."""
+    tokens, heads, _ = case.q.shape
+    memory, places = ptx_warps.Memory(), {}
+
+    def place(tensor):
+        """Address of a tensor's first byte in a copy of its whole storage."""
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in places:
+            places[storage.data_ptr()] = memory.allocate(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())
+        return places[storage.data_ptr()] + tensor.storage_offset() * tensor.element_size()
+
+    def column_set(one):
+        addresses, ints = _set_arguments(one)
+        addresses[0], addresses[3] = place(one.indices), place(one.records.pages)
+        addresses[2] = place(one.lengths) if one.lengths is not None else 0
+        return [*addresses, *ints]
+
+    sets = [one for one in (case.window, case.topk) if one is not None]
+    chunks = sum(one.chunks for one in sets)
+    cfg = SparseMlaConfig(
+        case.window.records.layout, chunks, case.q.dtype == torch.float8_e4m3fn, heads == 8, case.sink is not None
+    )
+    out = memory.allocate(np.full(tokens * heads * HEAD_DIM * 2, 0xFF, np.uint8))
+    lse = memory.allocate(np.full(tokens * heads * 4, 0xFF, np.uint8))
+    scale = case.sm_scale * case.q_scale * case.kv_scale * LOG2_E
+    parameters = [
+        place(case.q), case.q.stride(0) * case.q.element_size(), out, lse,
+        place(case.sink) if case.sink is not None else 0, *column_set(sets[0]), *column_set(sets[-1]),
+        case.window.chunks, heads, float_bits(scale), float_bits(case.kv_scale),
+    ]  # fmt: skip
+    grid = (chunks, -(-heads // HEADS), tokens)
+    ptx_warps.launch(ptx or program(cfg), memory, parameters, grid, chunks, THREADS, cfg.shared_bytes)
+    size = tokens * heads
+    result = torch.from_numpy(memory.data[out : out + size * HEAD_DIM * 2].copy()).view(torch.bfloat16)
+    sums = torch.from_numpy(memory.data[lse : lse + size * 4].copy()).view(torch.float32)
+    return result.view(tokens, heads, HEAD_DIM), sums.view(tokens, heads)
+
+
+def small_case(**options):
+    return make_case(**{"device": "cpu", "tokens": 1, "num_slots": 1024, **options})
+
+
+@pytest.fixture(autouse=True)
+def _seeded(seed):
+    torch.manual_seed(seed)
+
+
+@pytest.mark.parametrize("layout", [PLAIN_FP8, SCALED_FP8, BF16], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("widths", [(128, 0), (100, 130), (128, 512)])
+def test_records(layout, widths):
+    case = small_case(layout=layout, widths=widths, sink=widths[1] > 0)
+    check(case, *run(case))
+
+
+@pytest.mark.parametrize("layout", [PLAIN_FP8, SCALED_FP8, BF16], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("heads", [8, 32])
+def test_heads(layout, heads):
+    case = small_case(layout=layout, heads=heads, widths=(128, 90), sink=True)
+    check(case, *run(case))
+
+
+def test_fp8_query_and_scales():
+    case = replace(small_case(fp8_query=True, widths=(128, 200)), q_scale=0.37, kv_scale=1.9)
+    check(case, *run(case))
+
+
+@pytest.mark.parametrize("widths", [(1, 0), (7, 200), (128, 380)])
+def test_widths_and_masks(widths):
+    case = small_case(widths=widths, masked=0.6, tokens=2)
+    check(case, *run(case))
+
+
+def test_tokens_without_active_columns_and_lengths():
+    case = small_case(tokens=4, masked=0.0, widths=(128, 130), sink=True)
+    case.window.indices[0], case.topk.indices[0] = -1, case.topk.records.num_slots
+    lengths = torch.tensor([258, 0, 100, 200], dtype=torch.int32)
+    case.window = replace(case.window, lengths=lengths)
+    case.topk = replace(case.topk, lengths=lengths, first=128)
+    out, lse = run(case)
+    check(case, out, lse)
+    assert (out[:2] == 0).all()
+    assert (lse[:2] == float("inf")).all()
+
+
+def test_largest_values():
+    case = small_case(masked=0.0, widths=(128, 512))
+    case.q.zero_()
+    for one in (case.window, case.topk):
+        slots = torch.arange(one.records.num_slots)
+        reference.write_records(one.records, slots, torch.full((len(slots), HEAD_DIM), 448.0))
+    assert (run(case)[0] == 448).all()
+
+
+def test_scaled_records_of_very_different_size():
+    case = small_case(layout=SCALED_FP8, widths=(128, 128), masked=0.1)
+    for one in (case.window, case.topk):
+        slots = one.indices[(one.indices >= 0) & (one.indices < one.records.num_slots)].unique()
+        powers = torch.exp2(torch.randint(-12, 6, (len(slots), 8))).repeat_interleave(64, dim=1)
+        reference.write_records(one.records, slots, torch.randn(len(slots), HEAD_DIM) * powers)
+    check(case, *run(case))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("cp.async.wait_group 0;", ""),  # rows used before they have come
+        (", 0, 12576;", ", 0, 12816;"),  # columns not paired
+        ("ex2.approx", "lg2.approx"),
+        ("], 1;", "], 2;"),  # mbarriers that nobody completes
+    ],
+)
+def test_a_changed_instruction_is_noticed(old, new):
+    case = small_case(widths=(128, 128))
+    cfg = SparseMlaConfig(PLAIN_FP8, 2)
+    ptx = jit.artifacts(SparseMlaKernel(cfg), *fake_arguments(), make_fake_stream(), arch="sm_90a").ptx
+    assert old in ptx
+    with pytest.raises(AssertionError):
+        check(case, *run(case, ptx_warps.Program(ptx.replace(old, new))))
+
+
+def test_reading_past_the_query_is_noticed():
+    case = small_case(widths=(128, 0), heads=8)
+    with pytest.raises(AssertionError, match="outside of every allocation"):
+        run(case, program(SparseMlaConfig(PLAIN_FP8, 1)))
