@@ -127,3 +127,10 @@ class PublishTarget:
     slot_bytes: int
     row_offset: int
     row_bytes: int
+
+    @classmethod
+    def of(
+        cls, layout: MailboxLayout, shape: MhcShape, rank: int, peers: tuple[int, ...], multicast_ptr: int, state: int
+    ) -> PublishTarget:
+        """The target of `rank`, whose own mailbox is the first of `peers`."""
+        return cls(peers, multicast_ptr, state, layout.slot_bytes, layout.row_offset(0, rank), shape.row_bytes)

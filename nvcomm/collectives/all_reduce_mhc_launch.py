@@ -101,10 +101,7 @@ class MhcLauncher:
     def target(self) -> PublishTarget:
         """Where a kernel has to store a contribution."""
         peers, multicast_ptr, state = self._box_args[:3]
-        return PublishTarget(
-            tuple(peers), multicast_ptr, state, self._layout.slot_bytes, self._layout.row_offset(0, self._rank),
-            self.shape.row_bytes,
-        )  # fmt: skip
+        return PublishTarget.of(self._layout, self.shape, self._rank, tuple(peers), multicast_ptr, state)
 
     def _launch(
         self, part: MhcPart, protocol: ReduceProtocol, rows: int, sources: tuple[int, ...],

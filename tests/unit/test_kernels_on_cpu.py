@@ -7,6 +7,8 @@ residency, speed) is tested under tests/kernel.
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -15,7 +17,7 @@ pytest.importorskip("cutlass")
 from nvcomm.collectives import reduce_scatter as rs  # noqa: E402
 from nvcomm.collectives.all_reduce_config import ReduceConfig  # noqa: E402
 from nvcomm.collectives.all_reduce_ll import AllReduceLLKernel  # noqa: E402
-from nvcomm.collectives.all_reduce_mhc_config import MhcConfig, MhcShape  # noqa: E402
+from nvcomm.collectives.all_reduce_mhc_config import MhcConfig, MhcShape, PublishTarget  # noqa: E402
 from nvcomm.collectives.all_reduce_tree import ELEM_BYTES  # noqa: E402
 from nvcomm.collectives.all_reduce_two_shot import AllReduceTwoShotKernel  # noqa: E402
 from nvcomm.collectives.reduce_scatter import ReduceScatterKernel  # noqa: E402
@@ -159,6 +161,32 @@ def test_boundary_in_one_mailbox(part, two_shot, world_size, streams, seed):
             sources = [[ranks.put(x), 0, 0, 0] for x in case.xs]
         boundary(ranks, config, case, sources, clusters)
     ranks.assert_clean(len(plan), generation=2**32 - 2)
+
+
+def test_a_kernel_of_the_callers_own_publishes_to_the_target(seed):
+    """What `PublishTarget` promises, taken at its word: stores by address alone, and then `collect`."""
+    layout, shape = MailboxLayout(2, 5 * 64 * 2), MhcShape(64)
+    config = MhcConfig(layout, shape, "collect")
+    ranks = Ranks(layout, seed)
+    for call, rows in enumerate((5, 2, 4)):
+        case = make_case(2, rows, 64, seed + call)
+        case.xs[0].view(torch.int32)[0, 3], case.xs[1].view(torch.int32)[-1, 0] = EMPTY - 2**32, ESCAPE - 2**32
+        for rank, x in enumerate(case.xs):
+            peers, (multicast_ptr, state) = ranks.box(rank)[:2], ranks.box(rank)[2:4]
+            target = PublishTarget.of(layout, shape, rank, tuple(peers), multicast_ptr, state)
+            slot = ranks.memory.read(target.state, 4)
+            for row, column in itertools.product(range(rows), range(0, 64, 2)):
+                word = int(x.view(torch.int32)[row, column // 2]) & 0xFFFFFFFF
+                sent = word ^ (1 << 31) if word in (EMPTY, ESCAPE) else word
+                at = slot * target.slot_bytes + target.row_offset + row * target.row_bytes + column * 2
+                for peer in target.peers:
+                    ranks.memory.write(peer + at, 4, sent)
+        common = [ranks.put(one) for one in (case.residual, case.post, case.comb, case.pre, case.norm_weight)]
+        results = [case.outputs() for _ in range(2)]
+        places = [[ranks.put(one) for one in result] for result in results]
+        ranks.run([ranks.mhc_grid(config, r, [0] * 4, [*common, *places[r]], 1e-20, rows, 1) for r in range(2)])
+        check([tuple(map(ranks.get, *pair)) for pair in zip(places, results, strict=True)], case)
+    ranks.assert_clean(3)
 
 
 @pytest.mark.slow
