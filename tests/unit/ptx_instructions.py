@@ -313,6 +313,8 @@ def _convert(parts: list[str]) -> Callable[..., int]:
         return lambda high, low: _f16(high) << 16 | _f16(low)
     if (to, source) == ("f32", "f16"):
         return lambda half: round_f32(float(np.uint16(half).view(np.float16)))
+    if to == "f32" and source in ("s32", "u32"):
+        return lambda value: round_f32(float(value))
     if "f32" in (to, source):
         raise AssertionError(f"{'.'.join(parts)} is not known")
     mask = (1 << 8 * _SIZES[to]) - 1
