@@ -9,10 +9,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvcomm.bench.plan import DEFAULT_RANKS, Plan, parse
 from nvcomm.bench.report import EXIT_HANG, EXIT_OK, EXIT_UNSUPPORTED, EXIT_USAGE, EXIT_WRONG, Report
+from nvcomm.env import other
 from nvcomm.errors import CapabilityError, GroupError, PeerTimeoutError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -26,18 +28,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures; returns 0, 1 (wrong data, or slower than the floor), 2 (usage), 77 (unsupported) or 124 (a hang)."""
     typed = list(sys.argv[1:] if argv is None else argv)
     plan = parse(typed)
+    for path in (plan.json, plan.csv, plan.plot):  # before anything is measured
+        if path not in (None, "-") and not Path(path).resolve().parent.is_dir():
+            sys.stderr.write(f"nvcomm bench: {path} cannot be written: its folder is not there\n")
+            return EXIT_USAGE
     if plan.plot is not None and importlib.util.find_spec("matplotlib") is None:
         sys.stderr.write("nvcomm bench: --plot needs matplotlib: pip install 'nvcomm[bench]'\n")
         return EXIT_UNSUPPORTED
     if plan.world == "virtual":
         return _guarded("nvcomm bench", lambda: _virtual(plan, typed))
-    from nvcomm.group import started_by
-
-    if started_by() is not None:
+    if _launched():
         return _joined(plan, typed)
     from nvcomm.bench.spawn import run_ranks
 
     return run_ranks(_spawned, plan.ranks or DEFAULT_RANKS, plan.timeout_s, plan, typed)
+
+
+def _launched() -> bool:
+    """Whether a launcher started this process. Where it plainly did not, torch is not imported to find out."""
+    if not any(other(name) for name in ("RANK", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")):
+        return False
+    from nvcomm.group import started_by
+
+    return started_by() is not None
 
 
 def _virtual(plan: Plan, argv: list[str]) -> int:
@@ -149,8 +162,8 @@ def _guarded(who: str, work: Callable[[], int]) -> int:
         return _refused(who, error, EXIT_USAGE)
     except (PeerTimeoutError, GroupError) as error:
         return _refused(who, error, EXIT_HANG)
-    except OSError as error:
-        return _refused(who, error, EXIT_WRONG)
+    except OSError as error:  # a file that cannot be written
+        return _refused(who, error, EXIT_USAGE)
 
 
 def _refused(who: str, error: Any, code: int) -> int:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nvcomm.bench.case import Case
+if TYPE_CHECKING:  # which imports torch: the command that only starts the ranks does without
+    from nvcomm.bench.case import Case
 
 PERCENTILES = {"p50": 50.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}
 

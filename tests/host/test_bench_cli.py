@@ -225,6 +225,11 @@ def test_plot_needs_matplotlib(capsys, monkeypatch):
     assert "pip install 'nvcomm[bench]'" in capsys.readouterr().err
 
 
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(capsys, tmp_path):
+    assert main(["all_gather", "--world", "host", "--csv", str(tmp_path / "no" / "out.csv")]) == 2
+    assert "its folder is not there" in capsys.readouterr().err
+
+
 def results():
     return [
         Result(Case.of_size("all_gather", "float", 4, size), impl, [size / 100, size / 90, size / 50], 0)
