@@ -5,7 +5,7 @@ Nobody may step slot and generation before every CTA of the grid has read them; 
 arrives as soon as its threads have used what they read, while it still waits for its peers, and the last one steps.
 Whoever reads the state next does so behind `griddepcontrol.wait` or a kernel boundary (R1 i).
 
-Assumption A3, named in docs/all_reduce.md: a load whose value was used before a CTA barrier has been performed, and
+Assumption A4 of docs/mailbox.md: a load whose value was used before a CTA barrier has been performed, and
 cannot return what is stored after an atomic behind that barrier. The atomic orders nothing by itself: an acquire or a
 release here would wait for every publish of the thread to land.
 """
