@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The top-k kernel itself, on the CPU: its PTX, fiber by fiber, with warps in random order and late stores."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass")
+
+from cutlass import Int32, Int64  # noqa: E402
+from cutlass.cute.runtime import make_fake_stream  # noqa: E402
+
+from decode.reference import topk as reference  # noqa: E402
+from decode.topk_config import TopkConfig  # noqa: E402
+from decode.topk_kernel import TopkKernel  # noqa: E402
+from tests.emulator.emulator import EmulatedKernel, EmulationError  # noqa: E402
+from tests.topk_data import KINDS, make_rows  # noqa: E402
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to compile the emulated kernel")
+FAKE_ARGS = (*[Int64(0)] * 5, *[Int32(1)] * 3, make_fake_stream())
+# Few threads: the same code in a fraction of the time.
+SMALL = TopkConfig(512, 4, batches=8, threads=128)
+VARIANTS = [
+    TopkConfig(512, 1, batches=8, threads=128),
+    TopkConfig(2048, 2, batches=8, threads=128),
+    TopkConfig(1024, 8, batches=2, threads=256),
+    TopkConfig(512, 2, batches=8, threads=64, deterministic=True),
+    TopkConfig(2048, 4, batches=8, threads=128, mode="blocks"),
+    TopkConfig(2048, 1, batches=8, threads=256, mode="blocks"),
+]
+
+
+@functools.cache
+def emulated(config: TopkConfig) -> EmulatedKernel:
+    return build(config, str)
+
+
+def build(config, mutate):
+    kernel = TopkKernel(config)
+    shared_bytes = kernel.layout.total_bytes
+    return EmulatedKernel(
+        kernel, FAKE_ARGS, cluster=config.cluster, threads=config.threads, shared_bytes=shared_bytes, mutate=mutate
+    )
+
+
+def run(kernel, config, logits, lengths, seed=0, *, visible=None):
+    rows, columns = logits.shape
+    out = torch.full((rows, config.k), -7, dtype=torch.int32)
+    addresses = [logits.data_ptr(), lengths.data_ptr(), out.data_ptr()]
+    params = [*addresses, logits.stride(0) * 2, out.stride(0) * 4, columns, 1]
+    kernel(rows * config.cluster, params, [logits if visible is None else visible, lengths], [out], seed)
+    return out
+
+
+def complaint(config, logits, lengths, out):
+    if config.mode == "blocks":
+        keys = reference.block_keys(logits, lengths)
+        keys[keys == reference.NEG_INF_KEY] = 0
+        newest = (lengths.clamp(0, logits.shape[1]) - 1) // 8
+        keys[newest[:, None] == torch.arange(keys.shape[1])] = 1 << 17
+        if not torch.equal(out[:, 0], newest):
+            return "the newest block is not first"
+    else:
+        keys = reference.valid_keys(logits, lengths)
+    if config.deterministic and not torch.equal(out, reference.select(keys, config.k)):
+        return "not in order, or ties not to the smaller column"
+    return reference.explain_mismatch(keys, config.k, out)
+
+
+def check(config, kind, columns, lengths, seed):
+    logits = make_rows(kind, len(lengths), columns, seed, "cpu")
+    lengths = torch.tensor(lengths, dtype=torch.int32)
+    assert complaint(config, logits, lengths, run(emulated(config), config, logits, lengths, seed)) is None
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_kinds_of_rows(kind, seed):
+    check(SMALL, kind, 12_003, [12_003, 3000, 513, 0], seed)
+
+
+@pytest.mark.compile_all
+@pytest.mark.parametrize("config", VARIANTS, ids=str)
+@pytest.mark.parametrize("kind", ["random", "constant", "one_inf"])
+def test_variants(config, kind, seed):
+    check(config, kind, 20_003, [20_003, config.k + 9], seed)
+
+
+def test_a_wide_row(seed):
+    check(SMALL, "random", 150_001, [150_001], seed)
+
+
+@pytest.mark.parametrize("config", [SMALL, pytest.param(VARIANTS[3], marks=pytest.mark.compile_all)], ids=str)
+def test_candidates_that_overflow_their_list(config, seed):
+    """All that is large belongs to one warp of one CTA: fewer groups than its quota, more elements than its list."""
+    columns = 300_000
+    logits = make_rows("random", 1, columns, seed, "cpu").clone()
+    period = config.threads * config.cluster * 8
+    large = torch.arange(columns) % period < 256
+    logits[0, large] = (logits[0, large].float().abs() + 8).to(torch.bfloat16)
+    assert large.sum() > config.candidate_capacity
+    lengths = torch.tensor([columns], dtype=torch.int32)
+    assert complaint(config, logits, lengths, run(emulated(config), config, logits, lengths, seed)) is None
+
+
+def test_lengths_of_all_sizes(seed):
+    lengths = [-5, 1, 511, 512, 513, 519, 520, 1023, 1024, 1025, 2047, 4095, 4096, 4097, 8191, 8193]
+    check(SMALL, "random", 8200, lengths, seed)
+
+
+def test_nothing_past_the_length_is_needed(seed):
+    """The row's last columns share a vector with what lies behind them: they are read one by one."""
+    logits = make_rows("random", 1, 9001, seed, "cpu")
+    lengths = torch.tensor([9001], dtype=torch.int32)
+    out = run(emulated(SMALL), SMALL, logits, lengths, visible=logits[:, :9001])
+    assert complaint(SMALL, logits, lengths, out) is None
+
+
+def test_an_access_past_the_row_is_seen(seed):
+    logits = make_rows("random", 1, 9001, seed, "cpu")
+    lengths = torch.tensor([9001], dtype=torch.int32)
+    with pytest.raises(EmulationError, match="global load of 2 bytes out of bounds"):
+        run(emulated(SMALL), SMALL, logits, lengths, visible=logits[:, :9000])
+
+
+def without(pattern, which):
+    """Removes one match of a statement from the PTX."""
+
+    def mutate(ptx):
+        found = list(re.finditer(pattern, ptx))[which]
+        return ptx[: found.start()] + ptx[found.end() :]
+
+    return mutate
+
+
+@pytest.mark.compile_all
+@pytest.mark.parametrize(
+    ("name", "mutate"),
+    [
+        ("the first cluster barrier", without(r"barrier\.cluster\.wait\.acquire\.aligned;", 0)),
+        ("the barrier after the harvest", without(r"bar\.sync\s+0;", 3)),
+        ("the wait for the bracket", without(r"WAIT:[^}]*", 0)),
+        ("a candidate's key", without(r"st\.async\.shared::cluster\.mbarrier::complete_tx::bytes\.v4[^;]*;", 0)),
+    ],
+)
+def test_a_missing_step_is_found(name, mutate, seed):
+    """Negative control: the same checks must fail, for some order of the warps, without one step of the protocol."""
+    kernel = build(SMALL, mutate)
+    logits = make_rows("random", 2, 20_003, seed, "cpu")
+    lengths = torch.tensor([20_003, 3000], dtype=torch.int32)
+    for order in range(10):
+        try:
+            if complaint(SMALL, logits, lengths, run(kernel, SMALL, logits, lengths, order)) is not None:
+                return
+        except EmulationError:
+            return
+    pytest.fail(f"nobody misses {name}")
