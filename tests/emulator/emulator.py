@@ -2,8 +2,8 @@
 """Runs a CuTe DSL kernel on the CPU: its PTX as C++, a fiber a thread. For tests on machines without a GPU.
 
 It shows that a kernel computes the right thing whatever the order of its warps and the delay of its asynchronous
-stores, touches nothing out of bounds and does not wait for ever. It does not show that fences are sufficient: memory here is
-sequentially consistent, apart from asynchronous stores.
+stores, touches nothing out of bounds and does not wait for ever. It does not show that fences are sufficient: memory
+here is sequentially consistent, apart from asynchronous stores.
 """
 
 from __future__ import annotations
