@@ -287,11 +287,24 @@ def parity(rank, world_size):
         dist.barrier()
 
 
+def part_of_the_group(rank):
+    """A communicator of a process group that leaves rank 0 of two, or of three, out."""
+    members = list(range(1, dist.get_world_size()))
+    group = dist.new_group(members)
+    if rank in members:
+        with nvcomm.Communicator(group, "cpu", max_bytes=64, timeout_s=30.0) as comm:
+            assert (comm.rank, comm.world_size) == (members.index(rank), len(members))
+            assert comm.all_gather(torch.tensor([rank])).flatten().tolist() == members
+            dist.barrier(group)
+
+
 def one_rank(rank, world_size, store):
     torch.set_num_threads(1)
     try:
         dist.init_process_group("gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
         parity(rank, world_size)
+        part_of_the_group(rank)
+        dist.barrier()
     except BaseException:
         sys.stderr.write(f"rank {rank}: {traceback.format_exc()}\n")
         sys.stderr.flush()
