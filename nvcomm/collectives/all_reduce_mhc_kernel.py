@@ -110,7 +110,7 @@ class AllReduceMhcKernel:
             grid=(clusters * config.cluster, 1, 1),
             block=(config.threads, 1, 1),
             cluster=(config.cluster, 1, 1) if config.cluster > 1 else None,
-            smem=norm.shared_bytes(config) + ahead.shared_bytes(config),
+            smem=norm.shared_bytes(config),
             stream=stream,
             min_blocks_per_mp=config.ctas_per_sm,
             preferred_smem_carveout=-1,  # the driver's default; left out, the compiler asks the driver for a GPU
@@ -171,9 +171,8 @@ class AllReduceMhcKernel:
             source = TensorSource(x, rows * shape.row_bytes, CHUNK_BYTES)
         smem = cluster.shared_base()
         if const_expr(self.collects):
-            for i in range_constexpr(ahead.STAGES):
-                there = inside & (first + i * step < rows)
-                ahead.fetch(config, self.ring(smem), Uint32(i), thread, residual, first + i * step, chunk, there)
+            old = cute.make_rmem_tensor(shape.num_streams * CHUNK_WORDS, Uint32)
+            ahead.load_streams(config, old, residual, first, chunk, inside & (first < rows))
             factor = ahead.load_factor(config, post, comb, pre, first, thread % WARP, Boolean(first < rows))
         if const_expr(self.publishes):
             if const_expr(config.two_shot):
@@ -188,16 +187,15 @@ class AllReduceMhcKernel:
             words = cute.make_rmem_tensor(self.words_of_row, Uint32)
             self.look(box, words, first * shape.chunks + chunk, inside & live)
             row = first
-            stage = Uint32(0)
+            odd = Uint32(0)
             norm.started(config)
             while row < rows:
                 factor = self.boundary(
-                    box, residual, post, comb, pre, new_residual, h, eps, weight, words, factor, row, step, rows, chunk,
-                    inside, cta, thread, smem, stage, live, wait,
+                    box, residual, post, comb, pre, new_residual, h, eps, weight, words, old, factor, row, step, rows,
+                    chunk, inside, cta, thread, smem, odd, live, wait,
                 )  # fmt: skip
-                stage = stage ^ Uint32(1)
+                odd = odd ^ Uint32(1)
                 row += step
-            ahead.drain()
             end(config, state, slot, generation, rows * shape.row_bytes, last, broken, thread, num_ctas)
 
     @cute.jit
@@ -271,6 +269,7 @@ class AllReduceMhcKernel:
         eps: Float32,
         weight: tuple[Uint32, Uint32, Uint32, Uint32],
         words: cute.Tensor,
+        old: cute.Tensor,
         factor: Uint32,
         row: Int32,
         step: Int32,
@@ -280,7 +279,7 @@ class AllReduceMhcKernel:
         cta: Int32,
         thread: Int32,
         smem: Uint32,
-        stage: Uint32,
+        odd: Uint32,
         live: Boolean,
         wait: cute.Tensor,
     ) -> Uint32:
@@ -288,8 +287,9 @@ class AllReduceMhcKernel:
 
         Args:
             words: this thread's words of the row in the mailbox as last seen; afterwards those of the next row.
+            old: this thread's chunks of the row's residual streams; afterwards those of the next row.
             factor: a factor of the row, see `all_reduce_mhc_ahead.load_factor`.
-            stage: 0 and 1 in turn, row by row.
+            odd: 0 and 1 in turn, row by row.
 
         Returns:
             A factor of the next row.
@@ -297,32 +297,29 @@ class AllReduceMhcKernel:
         config, shape = self.config, self.config.shape
         num_streams = shape.num_streams
         at = Int64(chunk) * CHUNK_BYTES
+        there = Boolean(row + step < rows)
+        following = cute.make_rmem_tensor(num_streams * CHUNK_WORDS, Uint32)
+        ahead.load_streams(config, following, residual, row + step, chunk, inside & there)
+        next_factor = ahead.load_factor(config, post, comb, pre, row + step, thread % WARP, there)
         y = self.collect(box, words, row * shape.chunks + chunk, inside, live, wait)
-        old = ahead.take(config, self.ring(smem), stage, thread)
         post_row = ahead.factors(factor, 0, num_streams)
         comb_row = [ahead.factors(factor, num_streams * (s + 1), num_streams) for s in range(num_streams)]
-        streams = math.post_mix(y, old, post_row, comb_row)
+        streams = math.post_mix(y, ahead.streams_of(config, old), post_row, comb_row)
         if inside:
             for s in range_constexpr(num_streams):
                 ptx.st_weak_v4(new_residual + Int64(row * num_streams + s) * shape.row_bytes + at, streams[s])
         pre_row = ahead.factors(factor, num_streams * (num_streams + 1), num_streams)
-        later = row + ahead.STAGES * step
-        ahead.fetch(config, self.ring(smem), stage, thread, residual, later, chunk, inside & (later < rows))
-        there = Boolean(row + step < rows)
         self.look(box, words, (row + step) * shape.chunks + chunk, inside & live & there)
-        next_factor = ahead.load_factor(config, post, comb, pre, row + step, thread % WARP, there)
+        for i in range_constexpr(num_streams * CHUNK_WORDS):
+            old[i] = following[i]
         if pre != 0:
             values = math.collapse(streams, pre_row)
-            total = norm.row_sum(config, smem, stage, cta, thread, math.sum_of_squares(values))
+            total = norm.row_sum(config, smem, odd, cta, thread, math.sum_of_squares(values))
             mean = arith.mul_rn(total, Float32(1.0 / shape.hidden))
             scale = arith.rsqrt(arith.add_rn(mean, eps))
             if inside:
                 ptx.st_weak_v4(h + Int64(row) * shape.row_bytes + at, math.scale(values, scale, weight))
         return next_factor
-
-    def ring(self, smem: Uint32) -> Uint32:
-        """Where the rows that are loaded ahead lie in shared memory: behind the sums of the norm."""
-        return smem + Uint32(norm.shared_bytes(self.config))
 
     def look(self, box: Mailbox, words: cute.Tensor, place: Int32, there: Boolean) -> None:
         """Reads a chunk's words in the mailbox as they are now; 0 where nothing is `there` to be read."""

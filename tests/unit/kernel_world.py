@@ -12,7 +12,6 @@ import torch
 from nvcomm import jit, mailbox
 from nvcomm.collectives.all_reduce import fake_args as reduce_args
 from nvcomm.collectives.all_reduce_config import ReduceConfig
-from nvcomm.collectives.all_reduce_mhc_ahead import shared_bytes as ahead_bytes
 from nvcomm.collectives.all_reduce_mhc_config import MhcConfig
 from nvcomm.collectives.all_reduce_mhc_kernel import AllReduceMhcKernel
 from nvcomm.collectives.all_reduce_mhc_launch import fake_args as mhc_args
@@ -114,7 +113,7 @@ class Ranks:
         parameters = [*sources, *tensors, bits_of(eps), rows, *self.box(rank), rank, 0, 0, 0]
         return Grid(
             program(AllReduceMhcKernel, config), parameters, ctas=clusters * config.cluster, threads=config.threads,
-            cluster=config.cluster, shared_bytes=norm_bytes(config) + ahead_bytes(config),
+            cluster=config.cluster, shared_bytes=norm_bytes(config),
         )  # fmt: skip
 
     def fault(self, rank: int) -> list[int]:
