@@ -57,6 +57,7 @@ def test_a_broken_rank_fills_its_output_and_raises_the_same_again(ranks, gather)
     assert engine.fault() is None
     with pytest.raises(PeerTimeoutError):
         gather(engine, ones())
+    waited = engine.stats().longest_wait_us
     out = torch.zeros((2, 4), dtype=torch.int32)
     for _ in range(2):
         with pytest.raises(PeerTimeoutError, match="waited") as caught:
@@ -66,7 +67,7 @@ def test_a_broken_rank_fills_its_output_and_raises_the_same_again(ranks, gather)
     with pytest.raises(PeerTimeoutError):
         engine.check()
     assert engine.fault() is not engine.fault()
-    assert engine.stats().longest_wait_us[1] < 2 * TIMEOUT_S * 1e6  # nobody was waited for again
+    assert engine.stats().longest_wait_us == waited  # nobody was waited for again
 
 
 def test_missing_word_is_named_when_part_of_a_row_came(ranks, gather):
