@@ -6,6 +6,8 @@ place of the real one, test modules included; then pytest runs the test inside. 
 text that is no longer there, or is there twice, is an error: a mutant cannot rot.
 
     python -m tests.mutation --world host [--markdown]      # a table: rule, break, test, how it failed
+
+Worlds: "host"; "virtual", the GPU's tests; "emulated", the same breaks of the GPU code, with kernels run on the CPU.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,7 @@ class Mutant:
         name: the break in a few words; unique.
         edits: what is changed.
         test: pytest's name of the test that catches it.
+        on_cpu: of the test that catches it without a GPU, where the kernel's PTX is run on the CPU; "": none does.
         widths: access widths that the test needs, in bytes: other variants of the gather are not compiled.
     """
 
@@ -75,6 +78,7 @@ class Mutant:
     edits: tuple[Edit, ...]
     test: str
     widths: tuple[int, ...] = (16,)
+    on_cpu: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +115,10 @@ class _Collector:
 
     def pytest_exception_interact(self, call: pytest.CallInfo[Any]) -> None:
         if self.failure is None and call.excinfo is not None:
-            lines = str(call.excinfo.value).strip().splitlines() or [""]
-            self.failure = (call.excinfo.typename, lines[0])
+            lines = (
+                str(call.excinfo.value).strip().splitlines() or str(call.excinfo.traceback[-1].statement).splitlines()
+            )
+            self.failure = (call.excinfo.typename, lines[0].strip())
 
 
 @contextlib.contextmanager
@@ -194,13 +200,15 @@ def markdown(cells: Sequence[tuple[str, ...]], head: tuple[str, ...] = HEAD) -> 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs all mutants of a world; 0 if each was caught and each test passes on the code as it is."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__.splitlines()[0])
-    parser.add_argument("--world", choices=("host", "virtual"), default="host")
+    parser.add_argument("--world", choices=("host", "virtual", "emulated"), default="host")
     parser.add_argument("--only", default="", help="mutants with this text in rule or name")
     parser.add_argument("--part", default="0/1", metavar="I/N", help="every Nth mutant, from the Ith on")
     parser.add_argument("--markdown", action="store_true", help="print the table of docs/reliability.md")
     given = parser.parse_args(argv)
-    home = {"host": "tests.host.mutants", "virtual": "tests.kernel.mutants"}[given.world]
+    home = "tests.host.mutants" if given.world == "host" else "tests.kernel.mutants"
     mutants = [m for m in importlib.import_module(home).MUTANTS if given.only in f"{m.rule} {m.name}"]
+    if given.world == "emulated":
+        mutants = [replace(m, test=m.on_cpu) for m in mutants if m.on_cpu]
     part, parts = map(int, given.part.split("/"))
     mutants = mutants[part::parts]
     good = True

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Breaks of the GPU code, at least one for each rule of docs/mailbox.md that a kernel or its engine keeps."""
+
+from __future__ import annotations
+
+from tests.mutation import Edit, Mutant
+
+GATHER = "nvcomm/collectives/all_gather.py"
+DEVICE = "nvcomm/device.py"
+CHECKS = "nvcomm/device_checks.py"
+TESTS = "tests/kernel"
+CPU = "tests/unit/test_gather_on_cpu.py"
+
+MISSING = "missing = any_equals(words, EMPTY, num_rows * CHUNK_WORDS)"
+COLLECT = "@cute.jit\ndef collect_chunk("
+OTHERS_MISSING = """def others_missing(box, words, src_rank, num_rows):
+    found = Boolean(False)
+    for r in range(num_rows):
+        for i in range(CHUNK_WORDS):
+            found = found | ((words[r * CHUNK_WORDS + i] == Uint32(EMPTY)) & (box.rank != src_rank + r))
+    return Boolean(found)
+
+
+"""
+FIRST_MISSING = """def first_missing(words, num_rows):
+    found = Boolean(False)
+    for r in range(num_rows):
+        found = found | (words[r * CHUNK_WORDS] == Uint32(EMPTY))
+    return Boolean(found)
+
+
+"""
+
+MUTANTS = (
+    Mutant(
+        "R1",
+        "with an early trigger, a kernel does not wait for the one before it",
+        (Edit(GATHER, "            cute.arch.griddepcontrol_wait()  # R1 (i)\n", ""),),
+        f"{TESTS}/test_back_to_back.py::test_R1_a_call_does_not_overtake_the_one_before[early]",
+        on_cpu=f"{CPU}::test_R1_a_call_does_not_overtake_the_one_before[early]",
+    ),
+    Mutant(
+        "R2",
+        "a rank takes its own row as it is, arrived or not",
+        (
+            Edit(DEVICE, COLLECT, OTHERS_MISSING + COLLECT),
+            Edit(DEVICE, MISSING, "missing = others_missing(box, words, src_rank, num_rows)", 2),
+        ),
+        f"{TESTS}/test_delayed.py::test_delayed_graphs_show_no_wrong_word",
+        on_cpu=f"{CPU}::test_R2_R3_R4_R6_late_words_of_calls_that_grow_and_shrink[0]",
+    ),
+    Mutant(
+        "R3",
+        "of each chunk one word is cleared",
+        (
+            Edit(
+                DEVICE,
+                "ptx.st_relaxed_sys_v4(addr + r * box.layout.row_bytes, (Uint32(EMPTY),) * CHUNK_WORDS)",
+                "ptx.st_relaxed_sys(addr + r * box.layout.row_bytes, Uint32(EMPTY))",
+            ),
+        ),
+        f"{TESTS}/test_back_to_back.py::test_R1_a_call_does_not_overtake_the_one_before[safe]",
+        on_cpu=f"{CPU}::test_R2_R3_R4_R6_late_words_of_calls_that_grow_and_shrink[0]",
+    ),
+    Mutant(
+        "R3",
+        "the last chunk of a call is not cleared",
+        (
+            Edit(
+                GATHER,
+                "                device.clear_chunk(box, addr, num_rows)\n",
+                "                if chunk < num_chunks - 1:\n"
+                "                    device.clear_chunk(box, addr, num_rows)\n",
+            ),
+        ),
+        f"{TESTS}/test_back_to_back.py::test_R1_a_call_does_not_overtake_the_one_before[safe]",
+        on_cpu=f"{CPU}::test_R2_R3_R4_R6_late_words_of_calls_that_grow_and_shrink[0]",
+    ),
+    Mutant(
+        "R4",
+        "a chunk counts as complete when its first word is there",
+        (
+            Edit(DEVICE, COLLECT, FIRST_MISSING + COLLECT),
+            Edit(DEVICE, MISSING, "missing = first_missing(words, num_rows)", 2),
+        ),
+        f"{TESTS}/test_delayed.py::test_delayed_graphs_show_no_wrong_word",
+        on_cpu=f"{CPU}::test_R2_R3_R4_R6_late_words_of_calls_that_grow_and_shrink[0]",
+    ),
+    Mutant(
+        "R5",
+        "reserved words travel as payload",
+        (
+            Edit(
+                DEVICE,
+                "sent = tuple(word | Uint32(flag) for word, flag in zip(words, reserved, strict=True))",
+                "sent = words",
+            ),
+        ),
+        f"{TESTS}/test_back_to_back.py::test_R5_reserved_words_in_calls_of_many_sizes[mixed]",
+        on_cpu=f"{CPU}::test_R5_words_that_mean_something_else_arrive[4294639610]",
+    ),
+    Mutant(
+        "R5",
+        "an escape record is not cleared",
+        (
+            Edit(
+                DEVICE,
+                "                ptx.st_relaxed_sys(addr, Uint32(EMPTY))\n",
+                "                ptx.st_relaxed_sys(addr, flags)\n",
+            ),
+        ),
+        f"{TESTS}/test_back_to_back.py::test_R5_reserved_words_in_calls_of_many_sizes[mixed]",
+        on_cpu=f"{CPU}::test_R5_words_that_mean_something_else_arrive[4294639610]",
+    ),
+    Mutant(
+        "R6",
+        "the slot comes from a host argument, which a graph freezes",
+        (
+            Edit(
+                GATHER,
+                "        slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(state)\n",
+                "        slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(state)\n"
+                "        slot = site % Uint32(mailbox.NUM_SLOTS)\n",
+            ),
+        ),
+        f"{TESTS}/test_delayed.py::test_delayed_graphs_show_no_wrong_word",
+        on_cpu=f"{CPU}::test_R2_R3_R4_R6_late_words_of_calls_that_grow_and_shrink[0]",
+    ),
+    Mutant(
+        "R7",
+        "whoever finds another call's mark in the busy word goes on",
+        (
+            Edit(
+                CHECKS,
+                "if (held != Uint32(0)) & (held != call.site):",
+                "if (held != Uint32(0)) & (held == Uint32(0)):",
+            ),
+        ),
+        f"{TESTS}/test_faults.py::test_R7_with_checks_overlapping_graphs_are_recorded",
+        on_cpu=f"{CPU}::test_R7_with_checks_overlapping_calls_are_recorded",
+    ),
+    Mutant(
+        "R7",
+        "an eager call from another stream does not wait for the last one",
+        (Edit("nvcomm/streams.py", "            stream.wait_event(self._event)\n", "            pass\n"),),
+        f"{TESTS}/test_all_gather.py::test_R7_an_eager_call_from_another_stream_runs_behind_the_last_one[safe]",
+    ),
+    Mutant(
+        "R10",
+        "a wait lasts eight times as long as asked",
+        (Edit(DEVICE, "if now - wait[0] > box.timeout_ns:", "if now - wait[0] > box.timeout_ns * 8:"),),
+        f"{TESTS}/test_faults.py::test_R10_a_rank_that_never_arrives_is_named_in_time[100]",
+        (16, 8, 4),
+        on_cpu=f"{CPU}::test_R10_a_rank_that_does_not_come_is_named_in_time_and_to_everybody",
+    ),
+    Mutant(
+        "R10",
+        "a broken communicator goes on as if nothing had happened",
+        (Edit(GATHER, "live = Boolean(broken == 0)", "live = Boolean(True)"),),
+        f"{TESTS}/test_faults.py::test_R10_a_graph_on_a_broken_communicator_fills_and_touches_nothing",
+        on_cpu=f"{CPU}::test_R10_a_rank_that_does_not_come_is_named_in_time_and_to_everybody",
+    ),
+    Mutant(
+        "R10",
+        "a rank that gives up tells the host and no other rank",
+        (Edit(DEVICE, "in (box.fault_record, *targets):", "in (box.fault_record, *targets[:1]):"),),
+        f"{TESTS}/test_fault_table.py::test_a_rank_behind_another_that_waits_names_the_root",
+        on_cpu=f"{CPU}::test_R10_a_rank_that_does_not_come_is_named_in_time_and_to_everybody",
+    ),
+    Mutant(
+        "R10b",
+        "reset() leaves the words of the call that failed",
+        (
+            Edit(
+                "nvcomm/collectives/engine.py",
+                "        words[: self.layout.faults_base // 4].fill_(_signed(mailbox.EMPTY))\n",
+                "        if generation == self.options.generation:\n"
+                "            words[: self.layout.faults_base // 4].fill_(_signed(mailbox.EMPTY))\n",
+            ),
+        ),
+        f"{TESTS}/test_faults.py::test_R10_a_rank_that_never_arrives_is_named_in_time[100]",
+        (16, 8, 4),
+    ),
+    Mutant(
+        "R11",
+        "headers are exchanged and not compared",
+        (
+            Edit(
+                CHECKS,
+                "if (seen != mine) & (seen != Uint32(EMPTY)):",
+                "if (seen != mine) & (seen == Uint32(EMPTY)):",
+            ),
+        ),
+        f"{TESTS}/test_faults.py::test_R11_a_rank_that_calls_something_else_is_named[odd1-400 bytes of float32]",
+        on_cpu=f"{CPU}::test_R11_with_checks_ranks_agree_on_the_call[size]",
+    ),
+    Mutant(
+        "R12",
+        "a rank that owns no row is sent nothing",
+        (
+            Edit(
+                "nvcomm/collectives/reduce_scatter.py",
+                "return cutlass.max((num_bytes + (CHUNK_BYTES - 1)) // CHUNK_BYTES, 1)",
+                "return (num_bytes + (CHUNK_BYTES - 1)) // CHUNK_BYTES",
+            ),
+        ),
+        f"{TESTS}/test_back_to_back.py::test_R12_a_rank_without_rows_waits_for_everybody",
+        on_cpu=f"{CPU}::test_R12_a_rank_without_rows_waits_for_everybody",
+    ),
+)
