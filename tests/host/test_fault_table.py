@@ -10,6 +10,7 @@ import pytest
 
 from stress import fault_host, faults
 from stress.fault_table import Ending, Fault, Row, Sight, markdown, row_of
+from tests import mutation
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the host world runs on x86-64 alone")
 TIMED_OUT = Ending("PeerTimeoutError", 2, ((5, 1),))
@@ -62,3 +63,19 @@ def test_the_command_line(capsys):
     assert faults.main(["--only", "continued in time", "--markdown"]) == 0
     assert "| is stopped (SIGSTOP) and continued in time |" in capsys.readouterr().out
     assert faults.main(["--only", "no such fault"]) == 1
+
+
+def test_the_docs_list_every_fault_and_every_mutant():
+    """The tables of docs/reliability.md are pasted from a run: with another list they are out of date."""
+    from tests.host.mutants import MUTANTS as HOST
+    from tests.kernel.mutants import MUTANTS as KERNEL
+
+    lines = (mutation.ROOT / "docs" / "reliability.md").read_text().splitlines()
+    for fault in fault_host.FAULTS:
+        assert any(line.startswith(f"| {fault.name} | {fault.expected} | ") for line in lines), fault.name
+    for mutant in (*HOST, *KERNEL):
+        start = f"| {mutant.rule} | {mutant.name} | "
+        test = mutant.test.split("/", 2)[2]
+        assert any(line.startswith(f"{start}{test} |") for line in lines), mutant.name
+        on_cpu = mutant.on_cpu.rpartition("::")[2]
+        assert not on_cpu or any(line.startswith(f"{start}{on_cpu} | ") for line in lines), mutant.name
