@@ -23,8 +23,8 @@ SUB_BINS = 16  # the lower 4 bits
 FINE_BINS = 1024  # bins over [threshold, largest key]; keys of one octave of BF16 are 128 apart
 FINEST_BINS = 128  # at least 2**16 / FINE_BINS, and what a warp reads at once
 MAX_STEPS = 65536  # (step, thread) pairs of a CTA: their maxima are 16 bits each, and so are their names
-WINDOW = 64  # names of hot vectors that a warp lists at once
-HARVEST_BATCHES = 4  # batches whose 8 bits each fill one word of marks
+WINDOW = 128  # names of hot vectors that a warp lists at once
+FEW_STEPS = WINDOW // WARP  # a row of so few steps is listed without counting first
 PDL_BYTES = 30 << 20  # half of the L2 cache of an H200; see `choose_config`
 
 
@@ -155,7 +155,8 @@ def choose_config(
     cluster = 8
     while cluster > 1 and rows * cluster > (num_sms if cluster == 2 else num_sms - num_sms // 11):
         cluster //= 2
-    threads = 512 if cluster == 8 else 1024
+    # Fewer warps wait for each other and repeat less of the work that each does for itself; more load more.
+    threads = 512 if cluster == 8 or (cluster == 4 and columns <= 262_144) else 1024
     vectors = -(-columns // VECTOR_COLUMNS)
     if vectors > cluster * MAX_STEPS:
         cluster = 2

@@ -13,7 +13,13 @@ pytest.importorskip("cutlass")
 from cutlass import Int32, Int64  # noqa: E402
 from cutlass.cute.runtime import make_fake_stream  # noqa: E402
 
-from decode.topk_config import TopkConfig  # noqa: E402
+from decode.topk_config import (  # noqa: E402
+    MAX_COLUMNS,
+    NUM_BLOCKS_SELECTED,
+    SUPPORTED_K,
+    TopkConfig,
+    choose_config,
+)
 from decode.topk_kernel import TopkKernel  # noqa: E402
 from nvcomm import jit  # noqa: E402
 from nvcomm.cubin import disassemble, find_nvdisasm  # noqa: E402
@@ -25,14 +31,18 @@ SOME = [
     TopkConfig(2048, 1, deterministic=True),
     TopkConfig(2048, 2, mode="blocks"),
 ]
-ALL = [
-    TopkConfig(k, cluster, max(1, 16 // cluster // 2), deterministic=deterministic, mode=mode)
-    for k in (512, 1024, 2048)
-    for cluster in (1, 2, 4, 8, 16)
-    for mode in ("columns", "blocks")
-    for deterministic in (False, True)
-    if mode == "columns" or (k == 2048 and not deterministic)
-]
+# Everything that the public functions launch on an H200: cluster sizes, threads, with and without PDL.
+ALL = list(
+    dict.fromkeys(
+        choose_config(rows, columns, k, mode=mode, deterministic=deterministic)
+        for k in SUPPORTED_K
+        for rows in (1, 16, 31, 67)
+        for columns in (65_536, 524_288, MAX_COLUMNS)
+        for mode in ("columns", "blocks")
+        for deterministic in (False, True)
+        if mode == "columns" or (k == NUM_BLOCKS_SELECTED and not deterministic)
+    )
+)
 
 
 @functools.cache
@@ -47,7 +57,8 @@ def check(config: TopkConfig, arch: str) -> None:
     assert usage.registers * config.threads <= 65536
     # Weak accesses alone: what a kernel before wrote is visible after griddepcontrol.wait, and only then.
     body = made.ptx[made.ptx.index(".entry") :]
-    wait = body.index("griddepcontrol.wait")
+    assert ("griddepcontrol.wait" in body) == config.pdl
+    wait = body.index("griddepcontrol.wait") if config.pdl else 0
     assert "global" not in re.sub(r"//.*", "", body[:wait]), "global memory is touched before griddepcontrol.wait"
     assert not re.search(r"\b(ld|st)\.(relaxed|volatile|acquire|release)\S*\.global", body)
     assert re.search(r"ld\.global\.v4\.b32", body)
