@@ -41,7 +41,7 @@ VLLM_READY := $(VLLM_VENV)/.ready-$(shell cat pyproject.toml constraints.txt $(V
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stress test test-vllm gpu-test compile-check lint format types layers docs wheel clean
+.PHONY: help setup stress faults mutants test test-vllm gpu-test compile-check lint format types layers docs wheel clean
 
 help: ## these lines
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -61,6 +61,12 @@ endif
 
 stress: $(READY) ## the main job: millions of gathers, every word checked
 	$(PY) -m stress $(STRESS_ARGS)
+
+faults: $(READY) ## every fault of docs/reliability.md; FAULTS_ARGS="--world virtual" for a GPU
+	$(PY) -m stress.faults $(FAULTS_ARGS)
+
+mutants: $(READY) ## every rule broken on purpose, and caught; MUTANTS_ARGS="--world virtual" for a GPU
+	$(PY) -m tests.mutation $(MUTANTS_ARGS)
 
 test: $(READY) ## every test that this machine can run
 	$(PY) -m pytest $(PER_FILE) $(PYTEST_ARGS)

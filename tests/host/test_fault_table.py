@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from stress import fault_host, faults
+from stress import fault_host, fault_virtual, faults
 from stress.fault_table import Ending, Fault, Row, Sight, markdown, row_of
 from tests import mutation
 
@@ -73,6 +73,8 @@ def test_the_docs_list_every_fault_and_every_mutant():
     lines = (mutation.ROOT / "docs" / "reliability.md").read_text().splitlines()
     for fault in fault_host.FAULTS:
         assert any(line.startswith(f"| {fault.name} | {fault.expected} | ") for line in lines), fault.name
+    for fault in fault_virtual.FAULTS:
+        assert any(line.startswith(f"| {fault.name} | {fault.expected} |") for line in lines), fault.name
     for mutant in (*HOST, *KERNEL):
         start = f"| {mutant.rule} | {mutant.name} | "
         test = mutant.test.split("/", 2)[2]
