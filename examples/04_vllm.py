@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM with nvcomm beside it: vLLM finds the plugin by itself, and says so in its log. Random weights, no download.
+"""vLLM with nvcomm beside it: vLLM finds the plugin by itself, and says so in its log.
 
-python examples/04_vllm.py            with the plugin
-VLLM_PLUGINS= python examples/04_vllm.py        without: the same tokens
+python examples/04_vllm.py [MODEL]            with the plugin; default: a tiny Llama of random weights, no download
+VLLM_PLUGINS= python examples/04_vllm.py [MODEL]        without: the same tokens
 """
 
 import importlib.util
@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 
 RANKS = 2
-MODEL = {
+PROMPTS = [{"prompt_token_ids": [5, 6, 7, 8]}, {"prompt_token_ids": [200, 3, 90, 41, 17, 17]}]
+TINY = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": 128,
@@ -36,10 +37,10 @@ def main() -> None:
     from vllm import LLM, SamplingParams
 
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(MODEL))
+        (Path(folder) / "config.json").write_text(json.dumps(TINY))
         llm = LLM(
-            folder,
-            load_format="dummy",
+            sys.argv[1] if len(sys.argv) > 1 else folder,
+            load_format="auto" if len(sys.argv) > 1 else "dummy",
             skip_tokenizer_init=True,
             tensor_parallel_size=RANKS,
             enforce_eager=True,
@@ -47,9 +48,9 @@ def main() -> None:
             # Options of nvcomm's communicator, all of them optional.
             additional_config={"nvcomm": {"max_bytes": 1 << 20}},
         )
-    params = SamplingParams(temperature=0, max_tokens=8, detokenize=False, ignore_eos=True)
-    outputs = llm.generate([{"prompt_token_ids": [5, 6, 7, 8]}], params, use_tqdm=False)
-    print("tokens", list(outputs[0].outputs[0].token_ids))
+    params = SamplingParams(temperature=0, max_tokens=12, detokenize=False, ignore_eos=True)
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    print("tokens", [list(output.outputs[0].token_ids) for output in outputs])
 
 
 if __name__ == "__main__":

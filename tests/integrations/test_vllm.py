@@ -48,7 +48,7 @@ def run(*words, **variables):
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", **variables}
     environment = {name: value for name, value in environment.items() if value is not None}
     done = subprocess.run(
-        [sys.executable, *map(str, words)], env=environment, capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, *map(str, words)], env=environment, capture_output=True, text=True, timeout=400, check=False
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     return done.stdout
@@ -148,28 +148,21 @@ def test_vllm_reads_no_other_attribute(one_rank):
     assert [name for name in sorted(names) if not hasattr(ours, name)] == []
 
 
-@pytest.mark.timeout(250)
+@pytest.mark.timeout(420)
 def test_operations_of_a_group():
     words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, HERE / "vllm_groups.py")
     assert run(*words, OMP_NUM_THREADS="1", VLLM_PLUGINS=None).count("all steps passed") == 2
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_tokens_are_those_without_the_plugin(tmp_path):
-    reports = {}
-    for plugins in ("", "nvcomm"):
-        run(HERE / "vllm_generate.py", tmp_path / "report.json", VLLM_PLUGINS=plugins)
-        reports[plugins] = json.loads((tmp_path / "report.json").read_text())
-    without, ours = reports.values()
-    assert without["calls"] == [0, 0]
+    """Two servers' worth of processes: ours, and the example without the plugin, on the same model and prompts."""
+    with_plugin = run(HERE / "vllm_generate.py", tmp_path, VLLM_PLUGINS="nvcomm")
+    assert "nvcomm carries the collectives of 2 ranks on cpu" in with_plugin
+    ours = json.loads((tmp_path / "report.json").read_text())
     assert ours["calls"][0] == ours["calls"][1] > 0
-    assert ours["tokens"] == without["tokens"]
+    without = run(ROOT / "examples" / "04_vllm.py", tmp_path, VLLM_PLUGINS="")
+    assert "nvcomm carries" not in without
+    assert f"\ntokens {ours['tokens']}\n" in without
     # Sums count: without one rank's share the tokens are others.
     assert ours["control"] != ours["tokens"]
-
-
-@pytest.mark.timeout(250)
-def test_the_example():
-    said = run(ROOT / "examples" / "04_vllm.py", VLLM_PLUGINS=None)
-    assert re.search(r"^tokens \[\d+(, \d+){7}\]$", said, re.MULTILINE), said[-3000:]
-    assert "nvcomm carries the collectives of 2 ranks on cpu" in said

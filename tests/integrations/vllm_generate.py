@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Greedy tokens of a tiny Llama with random weights on two tensor-parallel CPU ranks; nothing is downloaded.
 
-python tests/integrations/vllm_generate.py report.json              with the plugins that are installed
-VLLM_PLUGINS= python tests/integrations/vllm_generate.py report.json        without
+python tests/integrations/vllm_generate.py FOLDER
 
-The report, also printed: the tokens, the calls that nvcomm carried on each rank, and, with the plugin, the
-tokens with one rank's share left out of every sum: the control that sums have an influence on tokens.
+Leaves in FOLDER: the model; `report.json` with the tokens, the calls that nvcomm carried on each rank, and the tokens
+with one rank's share left out of every sum, the control that sums have an influence on tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -95,24 +93,23 @@ def main():
     from vllm import LLM, SamplingParams
 
     started = time.monotonic()
+    folder = Path(sys.argv[1])
+    write_model(folder)
     params = SamplingParams(temperature=0, max_tokens=12, detokenize=False, ignore_eos=True)
+    llm = LLM(
+        str(folder), skip_tokenizer_init=True, tensor_parallel_size=RANKS, enforce_eager=True, max_model_len=64,
+        enable_prefix_caching=False,
+    )  # fmt: skip
 
     def tokens():
         outputs = llm.generate([{"prompt_token_ids": list(prompt)} for prompt in PROMPTS], params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder))
-        llm = LLM(
-            model=folder, skip_tokenizer_init=True, enforce_eager=True, tensor_parallel_size=RANKS,
-            max_model_len=64, dtype="bfloat16", seed=0, max_num_seqs=2, enable_prefix_caching=False,
-        )  # fmt: skip
-        report = {"tokens": tokens(), "calls": llm.collective_rpc(calls)}
-        report["seconds"] = round(time.monotonic() - started, 1)
-        if report["calls"][0]:
-            llm.collective_rpc(leave_out_rank_1)
-            report["control"] = tokens()
-    Path(sys.argv[1]).write_text(json.dumps(report))
+    report = {"tokens": tokens(), "calls": llm.collective_rpc(calls)}
+    report["seconds"] = round(time.monotonic() - started, 1)
+    llm.collective_rpc(leave_out_rank_1)
+    report["control"] = tokens()
+    (folder / "report.json").write_text(json.dumps(report))
     sys.stdout.write(f"\n{report}\n")
 
 
