@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Top-k small enough for compute-sanitizer: one CTA and clusters, every mode, the overflow path. See test_sanitizer.py."""
+"""Top-k small enough for compute-sanitizer: one CTA, clusters, every mode, overflow. See test_sanitizer.py."""
 
 from __future__ import annotations
 
