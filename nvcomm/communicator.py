@@ -63,7 +63,7 @@ class Communicator:
 
         Args:
             group: a torch process group, an mpi4py communicator, or an `nvcomm.group.Group`; default: torch's default
-                group where there is one, else the ranks that torchrun started.
+                group where there is one, else the ranks that torchrun or mpiexec started.
             device: this rank's device; default: the current GPU, or the CPU where there is none.
             max_bytes: see `nvcomm.options.Options`, as for all that follow.
             timeout_s: default: NVCOMM_TIMEOUT_S.
