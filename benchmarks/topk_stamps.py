@@ -3,8 +3,8 @@
 
     python -m benchmarks.topk_stamps
 
-The kernel is the one that `decode_topk` launches for the buffer's size, compiled with clock readings, which then replace
-the first selected indices. The first column is the wait for the kernel before.
+The kernel is the one that `decode_topk` launches for the buffer's size, compiled with clock readings, which then
+replace the first selected indices. The first column is the wait for the kernel before.
 """
 
 from __future__ import annotations
