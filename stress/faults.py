@@ -23,14 +23,14 @@ def faults_of(world: str) -> tuple[Sequence[Fault[Any]], Callable[[Fault[Any]], 
         ImportError: the GPU worlds need the CUDA packages.
     """
     if world == "host":
-        from stress import fault_host
+        import stress.fault_host as host
 
-        return fault_host.FAULTS, fault_host.run
+        return host.FAULTS, host.run
     # Virtual ranks wait for each other, so each stream needs its own hardware queue; CUDA reads this when it starts.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    from stress import fault_virtual
+    import stress.fault_virtual as virtual
 
-    return fault_virtual.FAULTS, fault_virtual.run
+    return virtual.FAULTS, virtual.run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
