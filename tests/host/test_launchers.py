@@ -118,3 +118,22 @@ def test_torchrun_counts_before_mpi(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert started_by() == "torchrun"
+
+
+SPLIT = """
+import torch, nvcomm
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+with nvcomm.Communicator(device="cpu") as comm, nvcomm.Communicator(world.Split(world.rank % 2), "cpu") as half:
+    x = torch.tensor(comm.rank)
+    assert comm.all_gather(x).tolist() == [0, 1, 2, 3]
+    assert half.all_gather(x).tolist() == [comm.rank % 2, comm.rank % 2 + 2]
+    world.Barrier()
+"""
+
+
+def test_mpi_ranks_by_default_and_by_communicator(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(SPLIT)
+    done = run("mpiexec", 4, program)
+    assert done.returncode == 0, done.stdout + done.stderr
