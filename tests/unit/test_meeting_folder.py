@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +14,11 @@ from nvcomm.memory.meeting_folder import MeetingFolder
 
 
 @pytest.fixture(autouse=True)
-def folders(tmp_path, monkeypatch):
-    """Where a meeting folder is made."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+def folders(monkeypatch):
+    """Where a meeting folder is made. Not `tmp_path`, which is too long for a socket's path under pytest-xdist."""
+    with tempfile.TemporaryDirectory(prefix="nvcomm-") as name:
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        yield Path(name)
 
 
 def test_it_is_private_and_removed_by_its_maker(folders):

@@ -137,19 +137,22 @@ def build(group, *, timeout_s=20.0, **fake):
 
 
 @pytest.fixture(autouse=True)
-def folders(tmp_path, monkeypatch):
-    """Temporary folders go below here; multicast is not switched off by the surroundings."""
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    for name in (
-        "NVCOMM_DISABLE_MULTICAST",
-        "NCCL_NVLS_ENABLE",
-        "TORCH_SYMM_MEM_DISABLE_MULTICAST",
-        "NVSHMEM_DISABLE_NVLS",
-    ):
-        monkeypatch.delenv(name, raising=False)
-    return folder
+def folders(monkeypatch):
+    """Temporary folders go below here; multicast is not switched off by the surroundings.
+
+    Not `tmp_path`, which is too long for a socket's path in a worker of pytest-xdist.
+    """
+    with tempfile.TemporaryDirectory(prefix="nvcomm-") as name:
+        folder = Path(name)
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        for name in (
+            "NVCOMM_DISABLE_MULTICAST",
+            "NCCL_NVLS_ENABLE",
+            "TORCH_SYMM_MEM_DISABLE_MULTICAST",
+            "NVSHMEM_DISABLE_NVLS",
+        ):
+            monkeypatch.delenv(name, raising=False)
+        yield folder
 
 
 def assert_nothing_left(results, folders):
