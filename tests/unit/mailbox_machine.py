@@ -86,9 +86,7 @@ class Launch(Grid):
 class ChainMachine(Machine):
     """Runs a chain of launches for each rank."""
 
-    def run_launches(
-        self, chains: Sequence[Sequence[Launch]], late: Mapping[int, int], limit: int = 5_000_000
-    ) -> None:
+    def run_launches(self, chains: Sequence[Sequence[Launch]], late: Mapping[int, int], limit: int = 5_000_000) -> None:
         """Until all have ended.
 
         Args:
