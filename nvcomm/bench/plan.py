@@ -50,7 +50,7 @@ class Plan:
         timeout_s: seconds until a run that hangs is ended.
         against: what else to measure in the same run.
         floor_us: most that the median may be, at every size; None: no bound.
-        protocol: "late-copy" is a known-bad gather: with it the check has to find wrong data.
+        protocol: "late-copy" is a known-bad gather; whether its check meets a stale word is a matter of timing.
         json, csv, plot: where to write; "-": stdout.
         raw: whether the JSON holds every sample.
     """
@@ -192,7 +192,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--against", choices=("torch", "nccl"), help="measure torch.distributed too (host: gloo, peer: nccl)")
     add("--floor", type=_above(0), metavar="US", help="exit 1 if the median of any size is above so many microseconds")
     add(
-        "--protocol", choices=("mailbox", "late-copy"), default="mailbox", help="late-copy is wrong: the check finds it"
+        "--protocol",
+        choices=("mailbox", "late-copy"),
+        default="mailbox",
+        help="late-copy is wrong, which the check may see",
     )
     add("-J", "--json", metavar="PATH", help="everything, as JSON; -: to stdout, and only that")
     add("--csv", metavar="PATH", help="the table, as CSV; -: to stdout, and only that")

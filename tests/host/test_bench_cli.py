@@ -161,21 +161,19 @@ def test_a_run_that_a_program_reads(tmp_path):
     assert [float(row["p50_us"]) for row in rows] == [row["p50_us"] for row in told["results"]]
 
 
-def test_a_run_under_torchrun_with_wrong_data():
-    """The negative control: a protocol that is known to be wrong. Its rows are not timed, and the exit code is 1."""
+def test_a_run_under_torchrun():
     done = run(
-        *("all_gather", "--world", "host", "-b", "4K", "-e", "4K", "--protocol", "late-copy"),
+        *("all_gather", "--world", "host", "-b", "4K", "-e", "4K", "-n", 20),
         launcher=(*TORCHRUN, "2"),
     )
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("# nvcomm")
     assert "2 ranks" in lines[0]
     (row,) = [line.split() for line in lines if not line.startswith("#")]
     assert row[:5] == ["4096", "512", "float", "none", "nvcomm"]
-    assert row[5:12] == ["-"] * 7
-    assert int(row[12]) > 0
-    assert lines[-1] == f"# WRONG DATA: nvcomm, 4096 bytes: {row[12]} elements"
+    assert all(float(cell) > 0 for cell in row[5:12])
+    assert row[12] == "0"
 
 
 def test_a_run_under_mpi():
