@@ -14,6 +14,7 @@ from nvcomm.mailbox import EMPTY, ESCAPE, NUM_SLOTS
 from nvcomm.reference import collectives as reference
 from tests.kernel.test_all_gather import assert_clean
 from tests.kernel.worlds import assert_gathered, words_of
+from tests.mhc_cases import stepped
 
 pytestmark = pytest.mark.gpu
 HIDDEN = 5120
@@ -146,9 +147,6 @@ def test_R6_graphs_replayed_with_changed_inputs(world4):
     bad = [torch.zeros(1, dtype=torch.int64, device="cuda") for _ in range(4)]
     index = torch.arange(rows * HIDDEN, device="cuda").view(rows, HIDDEN)
 
-    def contribution(rank: int, step: torch.Tensor) -> torch.Tensor:
-        return ((index * 7 + step * 13 + rank * 29) % 64 - 32).bfloat16()  # small integers: sums are exact
-
     graphs, kept = [], []  # a graph does not keep what its kernels write to
     for rank, comm in enumerate(world4):
         outs = [torch.zeros_like(xs[0]) for _ in range(2)]
@@ -158,12 +156,12 @@ def test_R6_graphs_replayed_with_changed_inputs(world4):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=comm.stream, capture_error_mode="thread_local"):
             counter[rank].add_(1)
-            xs[rank].copy_(contribution(rank, counter[rank]))
+            xs[rank].copy_(stepped(index, rank, counter[rank]))
             comm.all_reduce(xs[rank], outs[0], protocol="ll")
             comm.all_gather(xs[rank], gathered)
             comm.all_reduce(xs[rank], outs[1], protocol="two_shot")
             comm.reduce_scatter(xs[rank], part)
-            want = sum(contribution(r, counter[rank]).float() for r in range(4)).bfloat16()
+            want = sum(stepped(index, r, counter[rank]).float() for r in range(4)).bfloat16()
             for out in outs:
                 bad[rank].add_((out != want).sum())
             bad[rank].add_((gathered.float().sum(0).bfloat16() != want).sum())

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import nvcomm
-from nvcomm.errors import PeerTimeoutError, UsageError
+from nvcomm.errors import CollectiveMismatchError, PeerTimeoutError, UsageError
 from tests.kernel.test_all_gather import assert_clean
 from tests.kernel.worlds import assert_gathered
-from tests.mhc_cases import Case, check, make_case, make_experts
+from tests.mhc_cases import Case, check, make_case, make_experts, stepped
 
 pytestmark = pytest.mark.gpu
 HIDDEN = 5120
@@ -43,6 +43,34 @@ def run(world, case: Case, call) -> None:
     for comm in world:
         comm.check()
     check(results, case)
+
+
+def run_all_parts(world, hidden: int, all_rows: tuple[int, ...]) -> None:
+    """Every kernel of the boundary, one after the other, for each number of rows."""
+    boundaries = [comm.mhc(hidden, top_k=2, parts=("fused", "finalize", "publish", "collect")) for comm in world]
+    for i, rows in enumerate(all_rows):
+        case = make_case(len(world), rows, hidden, i, "cuda", collapse=i % 3 != 1)
+        experts = make_experts(len(world), rows, hidden, 2, i, "cuda")
+        folded = make_case(len(world), rows, hidden, i, "cuda")
+        folded.xs = experts.contributions()
+        for protocol in PROTOCOLS:
+
+            def fused(rank, new_residual, h, case=case, protocol=protocol):
+                boundaries[rank](case.xs[rank], *case.common(), new_residual=new_residual, h=h, protocol=protocol)
+
+            def finalize(rank, new_residual, h, case=folded, experts=experts, protocol=protocol):
+                boundaries[rank].finalize(
+                    *experts.of(rank), *case.common(), new_residual=new_residual, h=h, protocol=protocol
+                )
+
+            run(world, case, fused)
+            run(world, folded, finalize)
+
+        def apart(rank, new_residual, h, case=case):
+            boundaries[rank].publish(case.xs[rank])
+            boundaries[rank].collect(*case.common(), new_residual=new_residual, h=h)
+
+        run(world, case, apart)
 
 
 @pytest.mark.parametrize("collapse", [True, False])
@@ -111,33 +139,66 @@ def test_R1_a_slow_producer_right_before(world4, boundaries, apart):
         run(world4, case, call)
 
 
-def test_residual_streams_updated_in_place_in_a_graph_replayed(world4, boundaries):
-    """A chain of boundaries as a decode step has it: 40 replays, streams carried on, each rank's equal at the end."""
+def test_R6_residual_streams_updated_in_place_in_a_graph_replayed_with_changed_inputs(world4, boundaries):
+    """A chain of boundaries as a decode step has it: 500 replays, streams carried on, each rank's equal at the end."""
     case = make_case(4, 6, HIDDEN, 9, "cuda")
     own = [case.residual.clone() for _ in range(4)]
     h = [torch.empty_like(x) for x in case.xs]
-    post, comb = case.post * 0.5, case.comb * 0.25
+    counters = [torch.zeros(1, dtype=torch.int32, device="cuda") for _ in range(4)]
+    index = torch.arange(6 * HIDDEN, device="cuda").view(6, HIDDEN)
+    post, comb = case.post * 0.5, case.comb * 0.15  # streams that neither grow nor vanish
     torch.cuda.synchronize()
     graphs = []
     for rank, comm in enumerate(world4):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=comm.stream, capture_error_mode="thread_local"):
+            counters[rank].add_(1)
+            case.xs[rank].copy_(stepped(index, rank, counters[rank]))
             for protocol in PROTOCOLS:
                 boundaries[rank](
                     case.xs[rank], own[rank], post, comb, case.pre, case.norm_weight, 1e-20,
                     new_residual=own[rank], h=h[rank], protocol=protocol,
                 )  # fmt: skip
         graphs.append(graph)
-    replays = 40
+    replays = 500
     for _ in range(replays):
         for rank, comm in enumerate(world4):
             with torch.cuda.stream(comm.stream):
                 graphs[rank].replay()
     torch.cuda.synchronize()
-    want = Case(case.xs, case.residual, post, comb, case.pre, case.norm_weight)
-    for _ in range(2 * replays - 1):
-        want.residual = want.wanted()[0]
+    want = Case([], case.residual, post, comb, case.pre, case.norm_weight)
+    for call in range(2 * replays):
+        want.xs = [stepped(index, rank, call // 2 + 1) for rank in range(4)]
+        if call < 2 * replays - 1:
+            want.residual = want.wanted()[0]
     check([(own[rank], h[rank]) for rank in range(4)], want)
+
+
+@pytest.mark.parametrize("checks", ["0", "1"])
+@pytest.mark.parametrize("transport", ["auto", "delayed"])
+def test_device_checks_and_late_delivery_change_nothing(checks, transport, monkeypatch):
+    """R7 and R11 on; every word on its own, late and in any order; both at once."""
+    monkeypatch.setenv("NVCOMM_DEVICE_CHECKS", checks)
+    with nvcomm.virtual_world(4, timeout_s=20, max_bytes=1 << 17, transport=transport) as world:
+        run_all_parts(world, 1280, (1, 12, 3, 40, 2))
+        assert_clean(world)
+
+
+def test_R11_a_different_call_is_an_error_that_names_both(monkeypatch):
+    monkeypatch.setenv("NVCOMM_DEVICE_CHECKS", "1")
+    with nvcomm.virtual_world(2, timeout_s=1.0, max_bytes=1 << 16) as world:
+        boundaries = [comm.mhc(1024) for comm in world]
+        case = make_case(2, 3, 1024, 1, "cuda")
+        results = [case.outputs() for _ in world]
+        world.run(
+            lambda comm: boundaries[comm.rank](
+                case.xs[comm.rank], *case.common(), new_residual=results[comm.rank][0], h=results[comm.rank][1],
+                protocol=PROTOCOLS[comm.rank],
+            )
+        )  # fmt: skip
+        torch.cuda.synchronize()
+        with pytest.raises(CollectiveMismatchError, match="two_shot"):
+            world[0].check()
 
 
 @pytest.mark.parametrize(
