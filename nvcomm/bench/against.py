@@ -1,52 +1,81 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom we are measured against, in the same processes: torch.distributed, with gloo on CPUs and NCCL on GPUs."""
+"""Whom we are measured against, in the same processes: torch.distributed, PyTorch's symmetric memory, and ourselves.
+
+torch.distributed is gloo on CPUs and NCCL on GPUs. Ourselves: the all-reduce held to one of its protocols.
+"""
 
 from __future__ import annotations
 
 import atexit
+import functools
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from nvcomm.bench.plan import Plan
+from nvcomm.bench.plan import Op, Plan
 from nvcomm.bench.rank import Contender
+from nvcomm.communicator import Communicator
 from nvcomm.errors import UnsupportedError
 from nvcomm.group import StoreGroup
 
 
-def torch_contender(plan: Plan, group: StoreGroup, device: torch.device) -> Contender:
-    """Builds torch's process group on the ranks of `group`. Collective.
+def contenders(plan: Plan, group: StoreGroup, comm: Communicator, most_bytes: int) -> list[Contender]:
+    """All that `plan.against` names. Collective.
+
+    Args:
+        plan: what is measured.
+        group: the ranks.
+        comm: our communicator.
+        most_bytes: most that a rank contributes to a call.
 
     Raises:
         UnsupportedError: NCCL has too few GPUs here.
     """
-    backend = "gloo" if device.type == "cpu" else "nccl"
-    if backend == "nccl" and torch.cuda.device_count() < group.world_size:
+    found: list[Contender] = []
+    if {"torch", "nccl", "symm_mem"} & set(plan.against):
+        backend = _backend(plan, group.world_size, comm.device)
+        store, limit = group.child_store("nvcomm.bench.torch"), timedelta(seconds=plan.timeout_s)
+        dist.init_process_group(backend, store=store, rank=group.rank, world_size=group.world_size, timeout=limit)
+        atexit.register(dist.destroy_process_group)
+        if {"torch", "nccl"} & set(plan.against):
+            found.append(_torch_contender(plan.op, f"torch/{backend}"))
+    if "symm_mem" in plan.against:
+        from nvcomm.bench.symmetric_memory import symmetric_contenders
+
+        found += symmetric_contenders(plan, group, comm.device, most_bytes)
+    for protocol in ("ll", "two_shot"):
+        if protocol in plan.against:
+            held: Any = functools.partial(comm.all_reduce, protocol=protocol)
+            found.append(Contender(f"nvcomm/{protocol}", held, held))
+    return found
+
+
+def _backend(plan: Plan, world_size: int, device: torch.device) -> str:
+    if device.type == "cpu" or not {"torch", "nccl"} & set(plan.against):
+        return "gloo"
+    if torch.cuda.device_count() < world_size:
         raise UnsupportedError(
-            f"--against {plan.against}: NCCL wants a GPU for each rank; this host has {torch.cuda.device_count()} for "
-            f"{group.world_size} ranks."
+            f"--against {','.join(plan.against)}: NCCL wants a GPU for each rank; this host has "
+            f"{torch.cuda.device_count()} for {world_size} ranks."
         )
-    store, limit = group.child_store("nvcomm.bench.torch"), timedelta(seconds=plan.timeout_s)
-    dist.init_process_group(backend, store=store, rank=group.rank, world_size=group.world_size, timeout=limit)
-    atexit.register(dist.destroy_process_group)
+    return "nccl"
+
+
+def _torch_contender(op: Op, name: str) -> Contender:
     # Newer versions of torch have other names for both, and warn of these.
     gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    name = f"torch/{backend}"
-    if plan.op == "all_reduce":
+    if op == "all_reduce":
 
         def out_of_place(x: torch.Tensor, out: torch.Tensor) -> None:
             out.copy_(x)
             dist.all_reduce(out)
 
-        return Contender(name, out_of_place, lambda x, out: dist.all_reduce(out))
-    if plan.op == "all_gather":
-        gathering = _flat(gather)
-        return Contender(name, gathering, gathering)
-    scattering = _flat(scatter)
-    return Contender(name, scattering, scattering)
+        return Contender(name, out_of_place, lambda x, out: dist.all_reduce(out), leaves_result=False)
+    call = _flat(gather if op == "all_gather" else scatter)
+    return Contender(name, call, call)
 
 
 def _flat(call: Any) -> Any:

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures; returns 0, 1 (wrong data, or slower than the floor), 2 (usage), 77 (unsupported) or 124 (a hang)."""
     typed = list(sys.argv[1:] if argv is None else argv)
     plan = parse(typed)
-    for path in (plan.json, plan.csv, plan.plot):  # before anything is measured
+    for path in (plan.json, plan.csv, plan.markdown, plan.plot):  # before anything is measured
         if path not in (None, "-") and not Path(path).resolve().parent.is_dir():
             sys.stderr.write(f"nvcomm bench: {path} cannot be written: its folder is not there\n")
             return EXIT_USAGE

@@ -14,7 +14,7 @@ import torch
 
 from nvcomm.bench.case import Case
 from nvcomm.bench.plan import DEFAULT_RANKS, Plan
-from nvcomm.bench.rank import TURNS, cases_of, max_bytes_of
+from nvcomm.bench.rank import TURNS, cases_of, max_bytes_of, options_of
 from nvcomm.bench.result import Result
 from nvcomm.communicator import Communicator
 from nvcomm.errors import UnsupportedError
@@ -116,7 +116,7 @@ def measure_virtual(plan: Plan) -> Iterator[Result]:
         raise UnsupportedError("the virtual world needs a CUDA GPU, and torch sees none: `nvcomm doctor` says why.")
     world_size = plan.ranks or DEFAULT_RANKS
     cases = cases_of(plan, world_size)
-    with VirtualWorld(world_size, "cuda", max_bytes=max_bytes_of(cases), protocol=plan.protocol) as world:
+    with VirtualWorld(world_size, "cuda", max_bytes=max_bytes_of(cases), **options_of(plan)) as world:
         if plan.op != "all_gather":
             world.prepare(plan.op, cases[0].dtype)
         for case in cases:

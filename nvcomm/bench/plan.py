@@ -25,6 +25,7 @@ DATATYPES = {
     "double": "float64",
 }
 DEFAULT_RANKS = 4
+CONTENDERS = ("torch", "nccl", "symm_mem", "ll", "two_shot")
 REDUCED = ("half", "bfloat16", "float")
 
 EPILOG = """\
@@ -48,10 +49,11 @@ class Plan:
         cudagraph: replays of the graph, one sample each; 0 in the host world, which has none.
         check: whether data is checked before and after the timing.
         timeout_s: seconds until a run that hangs is ended.
-        against: what else to measure in the same run.
+        against: what else to measure in the same run, of `CONTENDERS`.
         floor_us: most that the median may be, at every size; None: no bound.
         protocol: "late-copy" is a known-bad gather; whether its check meets a stale word is a matter of timing.
-        json, csv, plot: where to write; "-": stdout.
+        pdl, device_share: see `nvcomm.Communicator`.
+        json, csv, markdown, plot: where to write; "-": stdout, for JSON and CSV.
         raw: whether the JSON holds every sample.
     """
 
@@ -65,11 +67,14 @@ class Plan:
     cudagraph: int
     check: bool
     timeout_s: float
-    against: Literal["torch", "nccl"] | None
+    against: tuple[str, ...]
     floor_us: float | None
     protocol: Literal["mailbox", "late-copy"]
+    pdl: Literal["safe", "off", "early"]
+    device_share: float
     json: str | None
     csv: str | None
+    markdown: str | None
     plot: str | None
     raw: bool
 
@@ -98,8 +103,10 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
         parser.error("--json - and --csv - both want stdout; give one of them a path")
     if given.world == "virtual" and given.against:
         parser.error("--against: torch.distributed wants a process a rank; take --world host or peer")
-    if host and given.against == "nccl":
-        parser.error("--against nccl moves GPU memory; in the host world take --against torch (gloo)")
+    if host and {"nccl", "symm_mem"} & set(given.against):
+        parser.error("--against nccl or symm_mem moves GPU memory; in the host world take --against torch (gloo)")
+    if given.op != "all_reduce" and {"ll", "two_shot"} & set(given.against):
+        parser.error("--against ll or two_shot: they are protocols of all_reduce")
     if given.minbytes > given.maxbytes:
         parser.error(f"--minbytes {given.minbytes} is more than --maxbytes {given.maxbytes}")
     return Plan(
@@ -116,8 +123,11 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
         against=given.against,
         floor_us=given.floor,
         protocol=given.protocol,
+        pdl=given.pdl,
+        device_share=given.device_share,
         json=given.json,
         csv=given.csv,
+        markdown=given.markdown,
         plot=given.plot,
         raw=given.raw,
     )
@@ -160,6 +170,21 @@ def _above(least: float) -> Callable[[str], float]:
     return number
 
 
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in CONTENDERS:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(CONTENDERS)}")
+    return names
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"wanted above 0 and at most 1, got {text}")
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="nvcomm bench",
@@ -189,7 +214,15 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "-T", "--timeout", type=_above(0), default=300.0, help="end a run that hangs after so many seconds; default 300"
     )
-    add("--against", choices=("torch", "nccl"), help="measure torch.distributed too (host: gloo, peer: nccl)")
+    add(
+        "--against",
+        type=_names,
+        default=(),
+        metavar="NAME,...",
+        help="measure these too: torch (gloo or NCCL), nccl, symm_mem (PyTorch's), ll, two_shot (our protocols)",
+    )
+    add("--pdl", choices=("safe", "off", "early"), default="safe", help="how our kernels follow each other")
+    add("--device-share", type=_share, default=0.5, metavar="PART", help="of a GPU for our kernels; default 0.5")
     add("--floor", type=_above(0), metavar="US", help="exit 1 if the median of any size is above so many microseconds")
     add(
         "--protocol",
@@ -199,6 +232,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("-J", "--json", metavar="PATH", help="everything, as JSON; -: to stdout, and only that")
     add("--csv", metavar="PATH", help="the table, as CSV; -: to stdout, and only that")
+    add("--markdown", metavar="PATH", help="the medians, as a Markdown table with a column for each")
     add("--plot", metavar="PNG", help="latency against size; needs matplotlib")
     add("--raw", action="store_true", help="every sample into the JSON")
     return parser

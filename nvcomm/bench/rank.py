@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -28,12 +29,16 @@ class Contender:
     Attributes:
         name: for the table.
         call: the collective, out of place: it is checked.
-        timed: what is timed; the same, but that torch's all-reduce is in place.
+        timed: what is timed; the same, but for contenders that work in place or from memory of their own.
+        load: called with `x` before the timing, if `timed` does not read it from there.
+        leaves_result: whether `out` holds the result after timed calls.
     """
 
     name: str
     call: Callable[[torch.Tensor, torch.Tensor], object]
     timed: Callable[[torch.Tensor, torch.Tensor], object]
+    load: Callable[[torch.Tensor], None] | None = None
+    leaves_result: bool = True
 
 
 def cases_of(plan: Plan, world_size: int) -> list[Case]:
@@ -46,22 +51,38 @@ def max_bytes_of(cases: list[Case]) -> int:
     return max(LEAST_MAX_BYTES, *(case.input_count * case.dtype.itemsize for case in cases))
 
 
+def options_of(plan: Plan) -> dict[str, Any]:
+    """How the communicator, or the world, is built."""
+    return {"protocol": plan.protocol, "pdl": plan.pdl, "device_share": plan.device_share}
+
+
 def measure(plan: Plan, group: StoreGroup, device: torch.device) -> Iterator[Result]:
     """Row by row, on every rank; whom `plan.against` names follows each of ours."""
     cases = cases_of(plan, group.world_size)
-    with Communicator(group, device, max_bytes=max_bytes_of(cases), protocol=plan.protocol) as comm:
+    with Communicator(group, device, max_bytes=max_bytes_of(cases), **options_of(plan)) as comm:
         if plan.op != "all_gather":
             comm.prepare(plan.op, cases[0].dtype)
         ours = getattr(comm, plan.op)
-        contenders = [Contender("nvcomm", ours, ours)]
-        if plan.against is not None:
-            from nvcomm.bench.against import torch_contender
+        all_of_them = [Contender("nvcomm", ours, ours)]
+        if plan.against:
+            from nvcomm.bench.against import contenders
 
-            contenders.append(torch_contender(plan, group, device))
+            all_of_them += contenders(plan, group, comm, max_bytes_of(cases))
         for case in cases:
-            for contender in contenders:
-                yield _row(plan, group, comm, case, contender)
+            for contender in all_of_them:
+                yield _row_or_refusal(plan, group, comm, case, contender)
         group.barrier("nvcomm.bench.end", plan.timeout_s)
+
+
+def _row_or_refusal(plan: Plan, group: StoreGroup, comm: Communicator, case: Case, contender: Contender) -> Result:
+    """A row; where another than nvcomm does not take the size or the dtype, which is so on every rank, why not."""
+    if contender.name.startswith("nvcomm"):
+        return _row(plan, group, comm, case, contender)
+    try:
+        return _row(plan, group, comm, case, contender)
+    except RuntimeError as error:  # torch raises nothing narrower
+        first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        return Result(case, contender.name, [], None, refused=first_line)
 
 
 def _row(plan: Plan, group: StoreGroup, comm: Communicator, case: Case, contender: Contender) -> Result:
@@ -69,10 +90,12 @@ def _row(plan: Plan, group: StoreGroup, comm: Communicator, case: Case, contende
     if wrong:
         return Result(case, contender.name, [], wrong)
     x, out = case.input(comm.rank, 0).to(comm.device), case.output(comm.device).zero_()
+    if contender.load is not None:
+        contender.load(x)
     times = _timer(comm.device)(plan, lambda: contender.timed(x, out))
     comm.check()
     if plan.check:
-        left = case.count_wrong(out, comm.rank, 0) if contender.timed is contender.call else 0
+        left = case.count_wrong(out, comm.rank, 0) if contender.leaves_result else 0
         wrong = _check(group, comm, case, contender) + _sum(group, left)
     # A call of a collective is as long as its slowest rank's.
     samples = _of_all_ranks(comm, torch.tensor(times, dtype=torch.float64, device=comm.device)).amax(0)

@@ -17,7 +17,7 @@ from nvcomm.bench.result import PERCENTILES, Result
 
 SCHEMA = "nvcomm.bench/1"
 # size count type redop impl, the percentiles, algbw busbw #wrong
-_WIDTHS = (12, 10, 9, 6, 12, *(10 for _ in PERCENTILES), 9, 9, 7)
+_WIDTHS = (12, 10, 9, 6, 16, *(10 for _ in PERCENTILES), 9, 9, 7)
 EXIT_OK, EXIT_WRONG, EXIT_USAGE, EXIT_UNSUPPORTED, EXIT_HANG = 0, 1, 2, 77, 124
 
 
@@ -63,6 +63,8 @@ class Report:
             _write(self._plan.json, lambda file: file.write(json.dumps(self._json(slow, code), indent=1) + "\n"))
         if self._plan.csv is not None:
             _write(self._plan.csv, self._write_csv)
+        if self._plan.markdown is not None:
+            _write(self._plan.markdown, lambda file: file.write(self._markdown()))
         if self._plan.plot is not None:
             from nvcomm.bench.plot import draw
 
@@ -96,11 +98,25 @@ class Report:
             known = [rate for rate in rates if rate is not None]
             if known:
                 print(f"# Avg bus bandwidth    : {sum(known) / len(known):.4f} ({impl})")
+        for impl, refused in dict.fromkeys((result.impl, result.refused) for result in self._results):
+            if refused is not None:
+                print(f"# NOT MEASURED: {impl}: {refused}")
         for result in wrong:
             print(f"# WRONG DATA: {result.impl}, {result.case.size_bytes} bytes: {result.wrong} elements")
         for result in slow:
             median = result.percentile_us(50.0)
             print(f"# SLOWER THAN {self._plan.floor_us:g} us: {result.case.size_bytes} bytes took {median:.2f} us")
+
+    def _markdown(self) -> str:
+        """Median microseconds: a row for each size, a column for each that was measured."""
+        impls = list(dict.fromkeys(result.impl for result in self._results))
+        rows: dict[int, dict[str, float | None]] = {}
+        for result in self._results:
+            rows.setdefault(result.case.size_bytes, {})[result.impl] = result.percentile_us(50.0)
+        lines = [f"| bytes | {' | '.join(impls)} |", "|---" * (len(impls) + 1) + "|"]
+        for size, medians in rows.items():
+            lines.append(f"| {size} | {' | '.join(_number(medians.get(impl), 2) for impl in impls)} |")
+        return "\n".join(lines) + "\n"
 
     def _json(self, slow: list[Result], code: int) -> dict[str, Any]:
         from nvcomm import doctor
@@ -120,6 +136,8 @@ class Report:
             "cudagraph": plan.cudagraph,
             "checked": plan.check,
             "protocol": plan.protocol,
+            "pdl": plan.pdl,
+            "device_share": plan.device_share,
             "floor_us": plan.floor_us,
             "results": [result.fields(raw=plan.raw) for result in self._results],
             "slower_than_floor": [result.case.size_bytes for result in slow],

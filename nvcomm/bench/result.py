@@ -23,12 +23,14 @@ class Result:
         impl: "nvcomm", or whom it was measured against.
         samples_us: time of a call, sample by sample; empty where the data was wrong, so that nothing was timed.
         wrong: elements that were wrong, over all ranks; None: not checked.
+        refused: why another than nvcomm could not do it.
     """
 
     case: Case
     impl: str
     samples_us: Sequence[float]
     wrong: int | None
+    refused: str | None = None
 
     def percentile_us(self, percent: float) -> float | None:
         """The smallest sample that `percent` of the samples do not exceed (nearest rank); None without samples."""
@@ -63,5 +65,6 @@ class Result:
             "algbw_gbps": self.algbw_gbps,
             "busbw_gbps": self.busbw_gbps,
             "wrong": self.wrong,
+            "refused": self.refused,
         }
         return told | {"raw_us": list(self.samples_us)} if raw else told

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from nvcomm.bench import rank as one_rank
 from nvcomm.bench import report
 from nvcomm.bench.case import Case
 from nvcomm.bench.cli import main
@@ -79,6 +80,9 @@ def test_sizes():
         "all_gather --world virtual --cudagraph 0",
         "all_gather --world virtual --against torch",
         "all_gather --world host --against nccl",
+        "all_gather --world host --against torch,ncll",
+        "all_gather --world host --against ll",
+        "all_gather --world host --device-share 0",
         "all_gather --world host --json - --csv -",
         "all_gather --world host --floor -1",
         "all_gather --world host -f 1",
@@ -174,6 +178,40 @@ def test_a_run_under_torchrun():
     assert row[:5] == ["4096", "512", "float", "none", "nvcomm"]
     assert all(float(cell) > 0 for cell in row[5:12])
     assert row[12] == "0"
+
+
+def test_each_protocol_beside_the_choice_of_them(tmp_path):
+    """As a Markdown table: a row for each size, a column for each."""
+    table = tmp_path / "table.md"
+    done = run(
+        *("all_reduce", "--world", "host", "--ranks", 2, "-b", "1K", "-e", "4K", "-n", 20, "-w", 2, "-d", "bfloat16"),
+        *("--against", "torch,ll,two_shot", "--markdown", table),
+    )
+    assert done.returncode == 0, done.stderr
+    lines = table.read_text().splitlines()
+    assert lines[0] == "| bytes | nvcomm | torch/gloo | nvcomm/ll | nvcomm/two_shot |"
+    assert [line.split(" ")[1] for line in lines[2:]] == ["1024", "4096"]
+    assert all(float(cell) > 0 for line in lines[2:] for cell in line.split("|")[2:-1])
+
+
+def test_what_a_contender_refuses_is_said(capsys):
+    made = report.Report(plan(), ["all_gather"], 2, "a test")
+    made.add(Result(Case("all_gather", "float", 2, 1), "nvcomm", [2.0], 0))
+    made.add(Result(Case("all_gather", "float", 2, 1), "symm_mem/copies", [], None, refused="too small"))
+    assert made.finish() == 0
+    assert "# NOT MEASURED: symm_mem/copies: too small" in capsys.readouterr().out
+
+
+def test_a_contender_that_raises_is_refused_and_ours_is_not():
+    def raises(x, out):
+        raise RuntimeError("not this size\nand more")
+
+    case, group = Case("all_gather", "float", 1, 4), SimpleNamespace()
+    comm = SimpleNamespace(rank=0, device=torch.device("cpu"))
+    row = one_rank._row_or_refusal(plan(), group, comm, case, one_rank.Contender("theirs", raises, raises))
+    assert (row.samples_us, row.wrong, row.refused) == ([], None, "not this size")
+    with pytest.raises(RuntimeError, match="not this size"):
+        one_rank._row_or_refusal(plan(), group, comm, case, one_rank.Contender("nvcomm", raises, raises))
 
 
 def test_a_run_under_mpi():
