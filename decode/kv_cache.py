@@ -93,9 +93,7 @@ def record_view(kv: torch.Tensor, block: int, layout: RecordLayout, *, offset_bi
     Raises:
         UsageError: something does not hold; the message lists everything that does not.
     """
-    reasons = _shape_reasons(kv, block, layout)
-    if not reasons:
-        reasons = _memory_reasons(kv, block, layout, offset_bits)
+    reasons = _shape_reasons(kv, block, layout) + _memory_reasons(kv, block, layout, offset_bits)
     if reasons:
         raise UsageError(
             f"cannot view {tuple(kv.shape)} {kv.dtype} with strides {kv.stride()} as pages of {block} {layout.name} "
@@ -107,7 +105,7 @@ def record_view(kv: torch.Tensor, block: int, layout: RecordLayout, *, offset_bi
 
 
 def _shape_reasons(kv: torch.Tensor, block: int, layout: RecordLayout) -> list[str]:
-    """What is wrong with the tensor's description. The reasons are independent of each other: all are listed."""
+    """What is wrong with the tensor's description."""
     reasons = []
     if str(kv.dtype).removeprefix("torch.") not in layout.dtypes:
         reasons.append(f"the dtype is {kv.dtype}, wanted one of {', '.join(layout.dtypes)}")
@@ -134,10 +132,12 @@ def _shape_reasons(kv: torch.Tensor, block: int, layout: RecordLayout) -> list[s
 
 
 def _memory_reasons(kv: torch.Tensor, block: int, layout: RecordLayout, offset_bits: int) -> list[str]:
-    """What is wrong with where the bytes are: bounds, alignment, limits."""
+    """What is wrong with where the bytes of such pages would be: bounds, alignment, limits."""
     reasons = []
     if offset_bits not in {32, 64}:
         reasons.append(f"offset_bits is {offset_bits}, wanted 32 or 64")
+    if kv.dim() != 3:
+        return reasons
     itemsize, num_pages = kv.element_size(), kv.shape[0]
     stride, page = kv.stride(0) * itemsize, block * layout.record_bytes
     extent = (num_pages - 1) * stride + page if num_pages else 0

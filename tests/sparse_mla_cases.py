@@ -64,15 +64,27 @@ def make_case(
     fp8_query: bool = False,
     device: str = "cuda",
     num_slots: int = SLOTS,
+    blocks: tuple[int, int] = (BLOCK, BLOCK),
 ) -> Case:
-    """Random inputs."""
+    """Random inputs. `widths` and `blocks` are of window and top-k; a top-k of width 0 is none at all."""
     q = torch.randn(tokens, heads, HEAD_DIM, device=device) * 4
     q = q.to(torch.float8_e4m3fn) if fp8_query else q.bfloat16()
     sets = []
-    for width in widths:
-        view = make_pool(layout, num_slots, gap=96 * 16, device=device)
-        sets.append(ColumnSet(view, make_list(view, tokens, width, masked)) if width else None)
-    return Case(q, sets[0], sets[1], torch.randn(heads, device=device) * 3 if sink else None)
+    for width, block in zip(widths, blocks, strict=True):
+        view = make_pool(layout, num_slots, block, gap=96 * 16, device=device)
+        sets.append(ColumnSet(view, make_list(view, tokens, width, masked)))
+    return Case(q, sets[0], sets[1] if widths[1] else None, torch.randn(heads, device=device) * 3 if sink else None)
+
+
+def write_nan(view: RecordView, slots: torch.Tensor) -> None:
+    """Makes every byte of some records say NaN, scales included."""
+    page, offset = slots.long() // view.block, slots.long() % view.block
+    layout = view.layout
+    for begin, count in (
+        (offset * layout.data_bytes, layout.data_bytes),
+        (view.block * layout.data_bytes + offset * layout.scale_bytes, layout.scale_bytes),
+    ):
+        view.pages[page[:, None], begin[:, None] + torch.arange(count, device=begin.device)] = 0xFF
 
 
 def expected(case: Case) -> tuple[torch.Tensor, torch.Tensor]:

@@ -94,9 +94,9 @@ def write_records(view: RecordView, slots: torch.Tensor, values: torch.Tensor) -
 
 
 def _quantise(values: torch.Tensor, layout: RecordLayout) -> tuple[torch.Tensor, torch.Tensor]:
-    groups = values[:, : layout.fp8_dims].reshape(len(values), -1, SCALE_GROUP)
+    groups = values[:, : layout.fp8_dims].reshape(len(values), layout.fp8_dims // SCALE_GROUP, SCALE_GROUP)
     exponents = torch.ceil(torch.log2(groups.abs().amax(dim=2).clamp_min(1e-30) / 448.0)).clamp(-127, 127)
-    fp8 = (groups / torch.exp2(exponents)[:, :, None]).to(torch.float8_e4m3fn).reshape(len(values), -1)
+    fp8 = (groups / torch.exp2(exponents)[:, :, None]).to(torch.float8_e4m3fn).reshape(len(values), layout.fp8_dims)
     rest = values[:, layout.fp8_dims :].bfloat16().contiguous()
     data = torch.cat([fp8.view(torch.uint8), rest.view(torch.uint8)], dim=1)
     scales = torch.zeros(len(values), layout.scale_bytes, dtype=torch.uint8, device=values.device)

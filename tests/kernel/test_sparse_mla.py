@@ -13,12 +13,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("cutlass")
 
-from decode.kv_cache import BF16, HEAD_DIM, PLAIN_FP8, SCALED_FP8  # noqa: E402
+from decode.kv_cache import HEAD_DIM, LAYOUTS, SCALED_FP8, record_view  # noqa: E402
 from decode.reference import sparse_mla as reference  # noqa: E402
 from decode.sparse_mla import ColumnSet, sparse_mla  # noqa: E402
-from tests.sparse_mla_cases import Case, check, expected, make_case, make_list  # noqa: E402
+from tests.sparse_mla_cases import Case, check, expected, make_case, make_list, write_nan  # noqa: E402
 
 pytestmark = pytest.mark.gpu
+every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 
 
 def run(case: Case, **outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,33 +51,62 @@ def test_widths(widths, sink):
     run_and_check(make_case(widths=widths, sink=sink))
 
 
-@pytest.mark.parametrize("masked", [0.0, 0.5, 0.97, 1.0])
-def test_masks(masked):
-    case = make_case(masked=masked, sink=True)
-    run_and_check(case)
-
-
-@pytest.mark.parametrize("layout", [PLAIN_FP8, SCALED_FP8, BF16], ids=lambda layout: layout.name)
-@pytest.mark.parametrize("widths", [(128, 0), (128, 512)])
+@every_layout
+@pytest.mark.parametrize("widths", [(128, 0), (0, 300), (1, 0), (100, 130), (128, 384), (127, 512)])
 def test_records(layout, widths):
     run_and_check(make_case(layout, widths=widths))
 
 
-@pytest.mark.parametrize("layout", [PLAIN_FP8, SCALED_FP8, BF16], ids=lambda layout: layout.name)
-@pytest.mark.parametrize("heads", [8, 32, 64])
-def test_heads(layout, heads):
-    run_and_check(make_case(layout, heads=heads, widths=(128, 128), sink=True))
+@every_layout
+@pytest.mark.parametrize("masked", [0.0, 0.5, 0.97, 1.0])
+def test_masks(layout, masked):
+    run_and_check(make_case(layout, masked=masked, sink=True))
 
 
-def test_fp8_query_and_scales():
-    case = make_case(fp8_query=True)
+@every_layout
+@pytest.mark.parametrize("heads", [8, 16, 32, 64])
+@pytest.mark.parametrize("widths", [(128, 0), (128, 128), (128, 512)])
+def test_heads(layout, heads, widths):
+    run_and_check(make_case(layout, heads=heads, widths=widths, sink=True))
+
+
+@pytest.mark.parametrize("heads", [8, 16, 64])
+@pytest.mark.parametrize("widths", [(128, 0), (100, 130), (128, 512)])
+def test_fp8_query_and_scales(heads, widths):
+    case = make_case(fp8_query=True, heads=heads, widths=widths)
     run_and_check(case)
     run_and_check(replace(case, q_scale=0.37, kv_scale=1.9))
 
 
-@pytest.mark.parametrize("tokens", [1, 24, 48, 384])
+@every_layout
+@pytest.mark.parametrize("blocks", [(32, 128), (256, 16)])
+def test_blocks(layout, blocks):
+    run_and_check(make_case(layout, blocks=blocks))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 6, 12, 24, 47, 48, 49, 96, 192, 384])
 def test_tokens(tokens):
     run_and_check(make_case(tokens=tokens, masked=0.3))
+
+
+@every_layout
+def test_offsets_beyond_32_bits(layout):
+    """Three pages 3 GiB apart: the last one begins beyond what an unsigned 32-bit offset reaches."""
+    block, stride = 256, 3 << 30
+    storage = torch.empty(2 * stride + block * layout.record_bytes, dtype=torch.uint8, device="cuda")
+    pages = storage.as_strided((3, block, layout.record_bytes), (stride, layout.record_bytes, 1))
+    view = record_view(pages, block, layout)
+    view.pages.fill_(0xFF)
+    case = make_case(layout)
+    case.window, case.topk = (ColumnSet(view, make_list(view, 4, width, 0.1)) for width in (128, 512))
+    run_and_check(case)
+
+
+def test_query_of_wider_rows():
+    case = make_case(tokens=5)
+    wide = torch.full((5, 24, HEAD_DIM), float("nan"), dtype=torch.bfloat16, device="cuda")
+    wide[:, :16] = case.q
+    run_and_check(replace(case, q=wide[:, :16]))
 
 
 def test_largest_values():
@@ -99,6 +129,15 @@ def test_token_without_active_column_is_zero():
         check(case, out, lse)
         assert (out[1] == 0).all()
         assert (lse[1] == float("inf")).all()
+
+
+@every_layout
+def test_slot_0_is_nan_and_masked_entries_do_not_read_it(layout):
+    case = make_case(layout, masked=0.5)
+    for one in (case.window, case.topk):
+        one.indices[one.indices == 0] = -1
+        write_nan(one.records, torch.zeros(1, device="cuda"))
+    run_and_check(case)
 
 
 def test_first_columns_masked():
@@ -153,18 +192,23 @@ def test_scaled_records_of_very_different_size():
     run_and_check(case)
 
 
-def test_nan_in_an_active_record_is_not_hidden():
-    case = make_case(masked=0.0)
-    nan = torch.full((1, HEAD_DIM), float("nan"), device="cuda")
-    reference.write_records(case.topk.records, case.topk.indices[2, 77:78], nan)
+@every_layout
+def test_nan_in_an_active_record_is_not_hidden(layout):
+    case = make_case(layout, masked=0.0)
+    slot = case.topk.indices[2, 77].clone()
+    write_nan(case.topk.records, slot[None])
     out, _ = run(case)
     assert out[2].isnan().all()
-    named = (case.topk.indices == case.topk.indices[2, 77]).any(dim=1)
+    named = (case.topk.indices == slot).any(dim=1)
     assert torch.equal(out.isnan().flatten(1).any(dim=1), named)
 
 
-def test_graph_replays_with_changed_lists():
-    case = make_case(tokens=6, masked=0.3, sink=True)
+@every_layout
+def test_graph_replays_with_changed_lists(layout):
+    case = make_case(layout, tokens=6, masked=0.3, sink=True)
+    lengths = torch.empty(6, dtype=torch.int32, device="cuda")
+    case.window = replace(case.window, lengths=lengths)
+    case.topk = replace(case.topk, lengths=lengths, first=128)
     out = torch.empty(6, 16, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
     lse = torch.empty(6, 16, device="cuda")
     run(case, out=out, lse=lse)
@@ -176,10 +220,32 @@ def test_graph_replays_with_changed_lists():
     for _ in range(5):
         for one in (case.window, case.topk):
             one.indices.copy_(make_list(one.records, 6, one.indices.shape[1], 0.3))
+        lengths.random_(0, 641)
         case.q.normal_()
+        case.sink.normal_()
         out.fill_(float("nan"))
         graph.replay()
         check(case, out, lse)
+
+
+@pytest.mark.parametrize("tokens", [1, 6, 48])
+def test_chain_of_calls_reads_what_the_call_before_wrote(tokens):
+    """Each call's query is the output of the one before, which starts it early (PDL): as if each had waited."""
+    case, calls = make_case(tokens=tokens, masked=0.3), 20
+    links = torch.full((calls + 1, *case.q.shape), float("nan"), dtype=torch.bfloat16, device="cuda")
+    links[0] = case.q
+    wanted = links.clone()
+    for i in range(calls):
+        run(replace(case, q=wanted[i], sm_scale=1.0), out=wanted[i + 1])
+        torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(calls):
+            run(replace(case, q=links[i], sm_scale=1.0), out=links[i + 1])
+    for _ in range(20):
+        links[1:].fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(links, wanted)
 
 
 def test_results_do_not_change_from_call_to_call():

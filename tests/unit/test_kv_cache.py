@@ -109,8 +109,29 @@ def test_shape(kv, block, layout, reason):
 
 
 def test_all_reasons_at_once():
-    message = refusal(torch.zeros(1, 6, 100).expand(3, 6, 100), 6, BF16)
-    for reason in ("dtype", "power of two", "400 bytes, wanted 1024", "overlap"):
+    message = refusal(torch.zeros(1, 6, 100).expand(3, 6, 100), 6, BF16, offset_bits=16)
+    for reason in (
+        "dtype",
+        "power of two",
+        "400 bytes, wanted 1024",
+        "400 bytes apart",
+        "overlap",
+        "ends at byte 6144 of a storage of 2400",
+        "wanted 32 or 64",
+    ):
+        assert reason in message
+
+
+def test_where_the_bytes_are_is_told_beside_what_they_are():
+    """A wrong description does not hide that the bytes lie wrong too."""
+    storage = torch.zeros(1 << 16, dtype=torch.int8)
+    kv = storage.as_strided((2, 8, 512), (8 * 512 + 8, 512, 1), 8)
+    message = refusal(kv, 8, PLAIN_FP8)
+    for reason in ("dtype is torch.int8", "that is 8 modulo 16", "wanted a multiple of 16"):
+        assert reason in message
+    far = far_apart(3, 1 << 30)
+    message = refusal(far, 16, PLAIN_FP8, offset_bits=32)
+    for reason in ("have 8 records, wanted block = 16", "32-bit offsets", "ends at byte"):
         assert reason in message
 
 

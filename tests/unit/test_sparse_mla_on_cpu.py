@@ -38,8 +38,11 @@ def float_bits(value: float) -> int:
     return int(struct.unpack("<I", struct.pack("<f", value))[0])
 
 
-def run(case, ptx=None):
-    """As `decode.sparse_mla._launch`, with copies of the tensors in the memory of the machine."""
+def run(case, ptx=None, page_stride=None):
+    """As `decode.sparse_mla._launch`, with copies of the tensors in the memory of the machine.
+
+    `page_stride`: where pages lie this far apart; then a pool's one page is its page 5, and the others lie nowhere.
+    """
     tokens, heads, _ = case.q.shape
     memory, places = ptx_warps.Memory(), {}
 
@@ -54,6 +57,12 @@ def run(case, ptx=None):
         addresses, ints = _set_arguments(one)
         addresses[0], addresses[3] = place(one.indices), place(one.records.pages)
         addresses[2] = place(one.lengths) if one.lengths is not None else 0
+        if page_stride:
+            view, far = one.records, 5 * one.records.block
+            addresses[0] = memory.allocate(torch.where(one.indices < 0, -1, one.indices + far).numpy())
+            addresses[1] = one.indices.shape[1] * 4
+            addresses[3:] = [(place(view.pages) - 5 * page_stride) % 2**64, page_stride]
+            ints[3] += far
         return [*addresses, *ints]
 
     sets = [one for one in (case.window, case.topk) if one is not None]
@@ -94,9 +103,9 @@ def test_records(layout, widths):
 
 
 @pytest.mark.parametrize("layout", [PLAIN_FP8, SCALED_FP8, BF16], ids=lambda layout: layout.name)
-@pytest.mark.parametrize("heads", [8, 32])
-def test_heads(layout, heads):
-    case = small_case(layout=layout, heads=heads, widths=(128, 90), sink=True)
+@pytest.mark.parametrize(("heads", "widths"), [(8, (128, 0)), (8, (128, 90)), (8, (128, 512)), (32, (128, 90))])
+def test_heads(layout, heads, widths):
+    case = small_case(layout=layout, heads=heads, widths=widths, sink=True)
     check(case, *run(case))
 
 
@@ -108,6 +117,19 @@ def test_fp8_query_and_scales():
 @pytest.mark.parametrize("widths", [(1, 0), (7, 200), (128, 380)])
 def test_widths_and_masks(widths):
     case = small_case(widths=widths, masked=0.6, tokens=2)
+    check(case, *run(case))
+
+
+@pytest.mark.parametrize("layout", [PLAIN_FP8, SCALED_FP8, BF16], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("page_stride", [(1 << 31) - 16, 3 << 30, 5 << 40])
+def test_pages_far_apart(layout, page_stride):
+    """Byte offsets have 64 bits: cut to 32, they would lie outside of every allocation."""
+    case = small_case(layout=layout, widths=(128, 7), num_slots=256, blocks=(256, 256))
+    check(case, *run(case, page_stride=page_stride))
+
+
+def test_window_without_columns():
+    case = small_case(widths=(0, 130))
     check(case, *run(case))
 
 
