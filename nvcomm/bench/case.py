@@ -56,16 +56,17 @@ class Case:
     def input(self, rank: int, turn: int) -> torch.Tensor:
         """Rank `rank`'s contribution in one turn of the check, on the CPU: (input_count,).
 
-        Gathers carry any bits, and in one word of eight those that the protocol itself uses. Sums are of small whole
-        numbers: exact in every dtype, in any order.
+        Gathers carry any bits, and in one word of eight those that the protocol itself uses; in turn 0, which is timed,
+        only as many as chance gives. Sums are of small whole numbers: exact in every dtype, in any order.
         """
         generator = torch.Generator().manual_seed(1_000_003 * turn + rank)
         if self.op != "all_gather":
             return torch.randint(-8, 9, (self.input_count,), generator=generator).to(self.dtype)
         num_bytes = self.input_count * self.dtype.itemsize
         words = torch.randint(-(2**31), 2**31, (-(-num_bytes // 4),), dtype=torch.int64, generator=generator)
-        reserved = torch.tensor([EMPTY, ESCAPE]).repeat(-(-len(words) // 16) or 1)[: len(words[::8])]
-        words[::8] = reserved - 2**32
+        if turn:
+            reserved = torch.tensor([EMPTY, ESCAPE]).repeat(-(-len(words) // 16) or 1)[: len(words[::8])]
+            words[::8] = reserved - 2**32
         return words.to(torch.int32).view(torch.uint8)[:num_bytes].clone().view(self.dtype)
 
     def output(self, device: torch.device) -> torch.Tensor:

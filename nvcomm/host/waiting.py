@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call's waiting: poll, then yield, then sleep ever longer, and never beyond the deadline (docs/mailbox.md R10)."""
+"""One call's waiting: poll and yield, then sleep ever longer, and never beyond the deadline (docs/mailbox.md R10)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import os
 import time
 
 # A yield gives the interpreter lock away too, which a rank that is a thread beside us needs. Ranks that run at once
-# meet within a few polls; afterwards sleeping leaves the processor to the rank that is waited for.
-YIELDS = 100
+# meet within tens of microseconds, which a sleep could not resolve: the kernel adds 50 us to each. Who is later than
+# this is waited for asleep, and the processor is left to him.
+SPIN_S = 5e-4
 _FIRST_SLEEP_S, _LONGEST_SLEEP_S = 2e-5, 1e-3
 
 
@@ -22,17 +23,19 @@ class Waiting:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._started = 0.0
-        self._polls = 0
+        self._quiet_since = 0.0
         self._sleep_s = _FIRST_SLEEP_S
+        self._long = False
 
     def pause(self) -> bool:
         """After a poll that brought nothing: gives way for a moment. False once the time is up."""
-        self._polls += 1
-        if self._polls <= YIELDS:
-            if self._polls == 1 and self._started == 0.0:
-                self._started = time.monotonic()
+        now = time.monotonic()
+        self._started = self._started or now
+        self._quiet_since = self._quiet_since or now
+        if now - self._quiet_since < min(SPIN_S, self._timeout_s):
             os.sched_yield()
             return True
+        self._long = True
         if self.waited_s >= self._timeout_s:
             return False
         time.sleep(self._sleep_s)
@@ -41,13 +44,14 @@ class Waiting:
 
     def progress(self) -> None:
         """Something arrived: polls fast again. The deadline stays."""
-        self._polls = 0
+        self._quiet_since = 0.0
         self._sleep_s = _FIRST_SLEEP_S
+        self._long = False
 
     @property
     def is_long(self) -> bool:
-        """Whether this wait is long enough to be noted in the statistics."""
-        return self._polls > YIELDS
+        """Whether nothing has arrived for so long that the wait is noted in the statistics."""
+        return self._long
 
     @property
     def waited_s(self) -> float:

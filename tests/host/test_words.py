@@ -8,14 +8,17 @@ import platform
 import shutil
 import subprocess
 import threading
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from nvcomm.errors import UnsupportedError
 from nvcomm.host import escapes, headers, words
+from nvcomm.host import waiting as waiting_module
 from nvcomm.host.views import MailboxViews
-from nvcomm.host.waiting import YIELDS, Waiting
+from nvcomm.host.waiting import SPIN_S, Waiting
 from nvcomm.mailbox import EMPTY, ESCAPE, RECORD_TAG, MailboxLayout
 
 # A peer that clears every word the moment it arrives, faster than Python could, and counts.
@@ -180,9 +183,48 @@ def test_waiting_counts_from_the_first_failed_poll_and_ends():
     polls = 0
     while waiting.pause():
         polls += 1
-        assert waiting.is_long is (polls > YIELDS)
-    assert polls > YIELDS
+    assert polls > 1
+    assert waiting.is_long
     assert 0.05 <= waiting.waited_s < 1.0
     waiting.progress()
     assert not waiting.is_long
     assert waiting.waited_s >= 0.05  # the deadline stays
+
+
+@pytest.mark.parametrize("timeout_s", [1e-4, 0.02])
+def test_a_wait_spins_for_a_moment_and_then_sleeps(monkeypatch, timeout_s):
+    """On a clock that only yields (10 us each) and sleeps move."""
+    clock, yields, sleeps = [1.0], [], []
+
+    def sleep(seconds):
+        sleeps.append(seconds)
+        clock[0] += seconds
+
+    def give_way():
+        yields.append(clock[0])
+        clock[0] += 1e-5
+
+    monkeypatch.setattr(waiting_module, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    monkeypatch.setattr(waiting_module, "os", SimpleNamespace(sched_yield=give_way))
+    waiting = Waiting(timeout_s)
+    while waiting.pause():
+        pass
+    assert len(yields) == pytest.approx(min(SPIN_S, timeout_s) / 1e-5, abs=1)
+    assert sleeps == sorted(sleeps)
+    assert all(seconds <= 1e-3 for seconds in sleeps)
+    assert bool(sleeps) is (timeout_s > SPIN_S)  # who has to be quick is not put to sleep beyond his time
+    spun, slept = len(yields), len(sleeps)
+    again = Waiting(1.0)
+    while len(sleeps) == slept:
+        again.pause()
+    again.progress()
+    again.pause()
+    assert len(yields) == pytest.approx(spun + SPIN_S * 1e5 + 1, abs=1)  # after progress it spins again
+
+
+def test_a_long_wait_leaves_the_processor_to_others():
+    waiting = Waiting(0.3)
+    began = time.process_time()
+    while waiting.pause():
+        pass
+    assert time.process_time() - began < 0.1
