@@ -165,6 +165,10 @@ class DeviceEngine:
         self, operation: str, dtype: torch.dtype, kernel: jit.CompiledKernel, args: tuple[Any, ...], grid: int
     ) -> None:
         """Launches `kernel` on the current stream, in order (R7): `args` up to the rank, then what the call says."""
+        if torch.cuda.current_device() != self.device.index:  # CUDA launches on the current device alone
+            with torch.cuda.device(self.device):
+                self._launch(operation, dtype, kernel, args, grid)
+            return
         if self._delivery is not None and not self._delivery.active:
             with self._delivery.serving():
                 self._launch(operation, dtype, kernel, args, grid)
@@ -185,7 +189,8 @@ class DeviceEngine:
 
     def prepare(self, op: ReduceOp, dtype: torch.dtype) -> None:
         """See `Communicator.prepare`."""
-        self._reductions.prepare(op, dtype)
+        with torch.cuda.device(self.device):
+            self._reductions.prepare(op, dtype)
 
     def all_reduce(self, x: torch.Tensor, out: torch.Tensor, protocol: ReduceProtocol) -> None:
         """Launches one all-reduce of checked tensors on the current stream; see `Communicator.all_reduce`."""
@@ -197,10 +202,11 @@ class DeviceEngine:
 
     def mhc(self, shape: MhcShape, parts: tuple[MhcPart, ...]) -> MhcLauncher:
         """Compiles and loads the kernels of a sublayer boundary; see `Communicator.mhc`."""
-        return MhcLauncher(
-            shape, parts, self.layout, self.options, self._box_args, rank=self.rank, places=self._places,
-            multicast=self.multicast, launcher=self._launch,
-        )  # fmt: skip
+        with torch.cuda.device(self.device):
+            return MhcLauncher(
+                shape, parts, self.layout, self.options, self._box_args, rank=self.rank, places=self._places,
+                multicast=self.multicast, launcher=self._launch,
+            )  # fmt: skip
 
     def _places(self, ctas_per_sm: int) -> int:
         """CTAs of a launch (R8) of a kernel of which so many fit one multiprocessor."""

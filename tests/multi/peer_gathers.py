@@ -96,6 +96,17 @@ def fault(group: nvcomm.group.StoreGroup, device: torch.device) -> None:
         group.barrier("after the fault", 60)
 
 
+def elsewhere(comm: nvcomm.Communicator) -> None:
+    """A communicator works on its own GPU, whichever is the current one."""
+    x = torch.arange(8, dtype=torch.float32, device=comm.device) + comm.rank
+    parts = [x.cpu() + rank - comm.rank for rank in range(comm.world_size)]
+    with torch.cuda.device((comm.device.index + 1) % torch.cuda.device_count()):
+        gathered, summed = comm.all_gather(x), comm.all_reduce(x)
+        torch.cuda.synchronize(comm.device)
+    if not torch.equal(gathered.cpu(), torch.stack(parts)) or not torch.equal(summed.cpu(), torch.stack(parts).sum(0)):
+        raise SystemExit(f"rank {comm.rank}: wrong data with another GPU as the current one")
+
+
 def main() -> None:
     group = ranks_of_this_run()
     local = int(os.environ.get("LOCAL_RANK", os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", group.rank)))
@@ -105,6 +116,8 @@ def main() -> None:
         with nvcomm.Communicator(group, device, pdl=pdl, timeout_s=20.0) as comm:
             eager(comm)
             captured(comm, 500)
+            if pdl == "safe":
+                elsewhere(comm)
             torch.cuda.synchronize()
             group.barrier(f"{pdl} done", 60)
             dirty = comm.audit().dirty_words
