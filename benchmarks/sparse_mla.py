@@ -3,9 +3,9 @@
 
     python -m benchmarks.sparse_mla [--case plain_fp8:bf16:640 ...] [--tokens 1 6 12 24 48] [--heads 16]
 
-Every call of a graph has its own query, lists and output, over pools of 768 MB; 300 MB are read before each replay:
-what a call reads comes from HBM. Time of a call: median over the replays of (graph / calls). Outputs of the first and
-last call are held to the reference before and after.
+Every call of a graph has its own query, lists and output, over pools of 0.7 to 1.3 GB; 300 MB are read before each
+replay: what a call reads comes from HBM. Time of a call: median over the replays of (graph / calls). Outputs of the
+first and last call are held to the reference before and after.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def _measure(
     """A row of the table, and the error."""
     calls = [_call(pools, query, columns, tokens, heads) for _ in range(CALLS)]
     error = max(_error(calls[i]) for i in (0, -1))
-    plain_fp8 = pools[0].layout == PLAIN_FP8
-    cells = []
+    layout, cells = pools[0].layout, []
     for pdl in (False, True):
         ours = _time(functools.partial(_run, pdl=pdl), calls, flush)
-        floor = _time(_floor(columns, pdl), calls, flush) if plain_fp8 else float("nan")
+        floor = _time(_floor(layout, columns, pdl), calls, flush)
         cells.append(f"{ours:5.2f} {floor:5.2f} {ours - floor:4.2f}")
-    bar = BARS_US.get(tokens, float("nan")) if columns == 640 and plain_fp8 and heads == 16 else float("nan")
-    return f"{' | '.join(cells)} | {bar:4.1f}", max(error, *(_error(calls[i]) for i in (0, -1)))
+    has_bar = columns == 640 and layout == PLAIN_FP8 and heads == 16 and tokens in BARS_US
+    bar = f"{BARS_US[tokens]:4.1f}" if has_bar else "   -"
+    return f"{' | '.join(cells)} | {bar}", max(error, *(_error(calls[i]) for i in (0, -1)))
 
 
 @dataclasses.dataclass
@@ -121,20 +121,21 @@ def _run(call: Call, pdl: bool) -> None:
         op.compiled = original
 
 
-def _floor(columns: int, pdl: bool) -> Callable[[Call], None]:
+def _floor(layout: RecordLayout, columns: int, pdl: bool) -> Callable[[Call], None]:
     from cutlass.cute.runtime import make_fake_stream
 
     from benchmarks.sparse_mla_floor import GatherFloorKernel, fake_arguments
     from nvcomm.jit import compile_kernel
 
-    chunks = -(-columns // 128)
-    kernel = compile_kernel(GatherFloorKernel(chunks, pdl), *fake_arguments(), make_fake_stream(), key=(chunks, pdl))
+    key = (layout, -(-columns // 128), pdl)
+    kernel = compile_kernel(GatherFloorKernel(*key), *fake_arguments(), make_fake_stream(), key=key)
 
     def run(call: Call) -> None:
         # Slots of the smaller pool are slots of the larger one too; which records are read does not matter here.
-        pool = (call.topk or call.window).records.pages
+        pool = (call.topk or call.window).records
         kernel(
-            call.slots.data_ptr(), call.slots.stride(0) * 4, pool.data_ptr(), call.lse.data_ptr(), call.q.shape[0],
+            call.slots.data_ptr(), call.slots.stride(0) * 4, pool.pages.data_ptr(), pool.page_stride_bytes,
+            pool.block.bit_length() - 1, call.lse.data_ptr(), call.q.shape[0],
             torch.cuda.current_stream().cuda_stream,
         )  # fmt: skip
 
