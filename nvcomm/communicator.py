@@ -248,7 +248,11 @@ class Communicator:
             raise UsageError("mhc: kernels cannot be loaded while a CUDA graph is captured: build it before.")
         shape = MhcShape(hidden, num_streams, top_k)
         usual: tuple[MhcPart, ...] = ("fused", "finalize") if top_k else ("fused",)
-        return AllReduceMhc(self, shape, self.engine.mhc(shape, usual if parts is None else tuple(parts)))
+        built = usual if parts is None else tuple(parts)
+        boundary = AllReduceMhc(self, shape, self.engine.mhc(shape, built))
+        if "fused" in built:
+            self._boundaries.setdefault((hidden, num_streams), boundary)
+        return boundary
 
     def all_reduce_mhc(
         self,
@@ -262,7 +266,7 @@ class Communicator:
         *,
         protocol: ReduceProtocol = "auto",
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """One sublayer boundary of new tensors, `mhc` being called for a shape not seen before.
+        """One sublayer boundary of new tensors, `mhc` being called for a shape that was not built before.
 
         See `AllReduceMhc.__call__`, which also takes outputs, for arguments, results, errors and ordering.
         """
@@ -270,12 +274,13 @@ class Communicator:
             raise UsageError(f"all_reduce_mhc: residual is {tuple(residual.shape)}; wanted (rows, streams, hidden).")
         key = (residual.shape[2], residual.shape[1])
         if key not in self._boundaries:
-            if self.stream is not None:
+            if self.engine and self.stream is not None:
                 raise UsageError(
                     "all_reduce_mhc: its kernels cannot be loaded in a virtual world, where another rank of this "
-                    "process may already wait for this one: build mhc() on every rank first, and call that."
+                    f"process may already wait for this one: call mhc({key[0]}, num_streams={key[1]}) on every rank "
+                    "first."
                 )
-            self._boundaries[key] = self.mhc(key[0], num_streams=key[1])
+            self.mhc(key[0], num_streams=key[1])
         return self._boundaries[key](x, residual, post, comb, pre, norm_weight, eps, protocol=protocol)
 
     def begin(self, op: str, *, pending: str | None = None, completes: bool = False) -> None:
@@ -350,6 +355,7 @@ class Communicator:
     def close(self) -> None:
         """Gives everything back. Local; call it on every rank once no call is under way."""
         engine, self._engine = self._engine, None
+        self._boundaries.clear()
         if engine is not None and os.getpid() == self._pid:
             engine.close()
 

@@ -62,6 +62,21 @@ class TorchOps:
         """This rank's rows of the sum of every rank's `x`; see `Communicator.reduce_scatter`."""
         return torch.ops.nvcomm.reduce_scatter(x, self.name, self.rank, self.world_size)
 
+    def all_reduce_mhc(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        post: torch.Tensor,
+        comb: torch.Tensor,
+        pre: torch.Tensor | None,
+        norm_weight: torch.Tensor | None,
+        eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """New residual streams and the next sublayer's input, or None; see `Communicator.all_reduce_mhc`."""
+        args = (x, residual, post, comb, pre, norm_weight, eps, self.name)
+        new_residual, h = torch.ops.nvcomm.all_reduce_mhc(*args)
+        return new_residual, None if pre is None else h
+
 
 def register(comm: Communicator, name: str | None = None) -> TorchOps:
     """Gives `comm` a name that the operators find it by, for as long as it lives.
@@ -120,6 +135,30 @@ def _reduce_scatter(x: torch.Tensor, name: str, rank: int, world_size: int) -> t
     return _found(name, "reduce_scatter", rank, world_size).reduce_scatter(x.contiguous())
 
 
+@torch.library.custom_op("nvcomm::all_reduce_mhc", mutates_args=())
+def _all_reduce_mhc(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    pre: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    name: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    new_residual, h = _found(name, "all_reduce_mhc").all_reduce_mhc(
+        x.contiguous(),
+        residual.contiguous(),
+        post.contiguous(),
+        comb.contiguous(),
+        None if pre is None else pre.contiguous(),
+        None if norm_weight is None else norm_weight.contiguous(),
+        eps,
+    )
+    # An operator cannot return None: without a collapse the second result has no rows.
+    return new_residual, x.new_empty((0, x.shape[1])) if h is None else h
+
+
 @_all_gather.register_fake
 def _all_gather_fake(x: torch.Tensor, name: str, world_size: int) -> torch.Tensor:
     return x.new_empty((world_size, *x.shape))
@@ -138,5 +177,19 @@ def _reduce_scatter_fake(x: torch.Tensor, name: str, rank: int, world_size: int)
     return x.new_empty(((x.shape[0] + world_size - 1 - rank) // world_size, *x.shape[1:]))
 
 
-for _op in (torch.ops.nvcomm.all_gather, torch.ops.nvcomm.all_reduce, torch.ops.nvcomm.reduce_scatter):
-    _register_effectful_op(_op.default, _EffectType.ORDERED)
+@_all_reduce_mhc.register_fake
+def _all_reduce_mhc_fake(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    pre: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    name: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return residual.new_empty(residual.shape), x.new_empty((0, x.shape[1]) if pre is None else x.shape)
+
+
+for _name in ("all_gather", "all_reduce", "reduce_scatter", "all_reduce_mhc"):
+    _register_effectful_op(getattr(torch.ops.nvcomm, _name).default, _EffectType.ORDERED)

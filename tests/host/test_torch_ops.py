@@ -139,6 +139,57 @@ def test_operators_keep_torchs_own_rules(comm):
     torch.library.opcheck(torch.ops.nvcomm.all_gather.default, (x, ops.name, 1), test_utils=checks)
     torch.library.opcheck(torch.ops.nvcomm.all_reduce.default, (x, ops.name), test_utils=checks)
     torch.library.opcheck(torch.ops.nvcomm.reduce_scatter.default, (x, ops.name, 0, 1), test_utils=checks)
+    torch.library.opcheck(torch.ops.nvcomm.all_reduce_mhc.default, (*boundary(2), ops.name), test_utils=checks)
+
+
+def boundary(rows, hidden=64, streams=4):
+    """What a sublayer boundary takes beside this rank's contribution, which comes first."""
+    generator = torch.Generator().manual_seed(rows)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    return (
+        random(rows, hidden).bfloat16(),
+        random(rows, streams, hidden).bfloat16(),
+        random(rows, streams),
+        random(rows, streams, streams),
+        random(rows, streams),
+        random(hidden).bfloat16(),
+        1e-6,
+    )
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_boundary_is_the_one_of_the_communicator(comm, backend):
+    ops = torch_ops.register(comm)
+
+    def step(x, residual, *others):
+        ops.all_reduce_mhc(x, residual, *others)  # used by nobody, and made all the same
+        residual, h = ops.all_reduce_mhc(x, residual, *others)
+        last, none = ops.all_reduce_mhc(h, residual, *others[:2], None, None, others[-1])
+        return residual, h, last, none
+
+    tensors = boundary(3)
+    wanted = comm.all_reduce_mhc(*tensors)
+    wanted_last = comm.all_reduce_mhc(wanted[1], wanted[0], *tensors[2:4], None, None, 1e-6)[0]
+    calls = comm.stats().calls
+    residual, h, last, none = compile_with(step, backend)(*tensors)
+    assert comm.stats().calls == calls + 3
+    assert none is None
+    for got, want in zip((residual, h, last), (*wanted, wanted_last), strict=True):
+        assert torch.equal(got.view(torch.int16), want.view(torch.int16))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+@pytest.mark.parametrize("collapse", [True, False])
+def test_the_fake_of_a_boundary_tells_the_real_shapes(comm, rows, collapse):
+    x, residual, post, comb, pre, norm_weight, eps = boundary(rows)
+    others = (pre, norm_weight) if collapse else (None, None)
+    real = torch.ops.nvcomm.all_reduce_mhc(x, residual, post, comb, *others, eps, torch_ops.register(comm).name)
+    metas = [each if each is None else each.to("meta") for each in (x, residual, post, comb, *others)]
+    fake = torch.ops.nvcomm.all_reduce_mhc(*metas, eps, "nobody asks")
+    assert [(y.shape, y.dtype) for y in fake] == [(y.shape, y.dtype) for y in real]
 
 
 def test_any_layout(comm):
@@ -220,6 +271,33 @@ def test_operators_inside_a_cuda_graph():
                 assert part.shape == (3, 32)
                 assert bool((part == 3 * scale).all())
             world[0].check()
+
+
+@pytest.mark.gpu
+def test_a_compiled_boundary_inside_a_cuda_graph():
+    with nvcomm.virtual_world(1, "cuda", max_bytes=1 << 16, timeout_s=5) as world:
+        comm = world[0]
+        built = comm.mhc(64)
+        ops = torch_ops.register(comm)
+        step = compile_with(lambda *tensors: ops.all_reduce_mhc(*tensors), "aot_eager")
+        tensors = [each.cuda() if isinstance(each, torch.Tensor) else each for each in boundary(5)]
+        wanted = built(*tensors)
+        got = {}
+
+        def call(comm):
+            got[comm.rank] = step(*tensors)
+
+        world.run(call)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            world.run(call)
+        for y in got[0]:
+            y.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        for y, want in zip(got[0], wanted, strict=True):
+            assert torch.equal(y.view(torch.int16), want.view(torch.int16))
+        comm.check()
 
 
 @pytest.mark.gpu
