@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stress.decode import BadWord
+from stress.decode import SUM_KINDS, BadWord
 from stress.run import Outcome, Progress, ProtocolName, RunConfig, Runner
 
 # A control stops at the first wrong word; these bound one that finds none.
@@ -36,10 +36,10 @@ class Control:
     def failed_as_it_must(self) -> bool:
         """Whether it saw a word that an earlier gather had sent, not just any damage.
 
-        One in a hundred of those words is a reserved one, which names no origin.
+        One in a hundred of those words is a reserved one, which names no origin, and a word of a sum never does.
         """
         first = self.outcome.first_bad
-        return self.outcome.bad_words > 0 and first is not None and first.kind in {"stale", "reserved"}
+        return self.outcome.bad_words > 0 and first is not None and first.kind in {"stale", "reserved", *SUM_KINDS}
 
     @property
     def summary(self) -> str:

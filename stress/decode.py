@@ -23,6 +23,14 @@ from stress.host_oracle import HostOracle
 MAX_AGE_REPLAYS = 4096
 
 
+# Words of sums: they hold too few bits of where they came from.
+SUM_KINDS = {
+    "sum": "the sum",
+    "streams": "the residual streams of the boundary",
+    "norm": "the normed output of the boundary",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Who sent a word, in which gather of which replay, and at which index of the row, in words."""
@@ -43,7 +51,8 @@ class BadWord:
         expected_word: its bits.
         seen_word: the bits that were there.
         kind: "stale" (an earlier word; `seen` says which), "misplaced" (a word of the same gather), "early" (one that
-            was not due yet), "reserved" (EMPTY or ESCAPE itself), "filled" (the 0xFF bytes of a timeout), or "unknown".
+            was not due yet), "reserved" (EMPTY or ESCAPE itself), "filled" (the 0xFF bytes of a timeout), "unknown", or
+            one of SUM_KINDS, whose `expected.rank` is `dst_rank`.
         seen: where the word came from, where that can be told.
     """
 
@@ -80,6 +89,11 @@ class BadWord:
 
     def __str__(self) -> str:
         want = self.expected
+        if self.kind in SUM_KINDS:
+            return (
+                f"rank {self.dst_rank} expected 0x{self.expected_word:08x} and saw 0x{self.seen_word:08x} in word "
+                f"{want.index} of {SUM_KINDS[self.kind]} that is collective {want.gather} of replay {want.replay}"
+            )
         head = (
             f"rank {self.dst_rank} expected word {want.index} of rank {want.rank}, gather {want.gather} of replay "
             f"{want.replay} (0x{self.expected_word:08x}) and saw 0x{self.seen_word:08x}: "

@@ -14,24 +14,22 @@ import torch
 
 from nvcomm.errors import PeerTimeoutError
 from stress.audit import compare_audits
-from stress.decode import BadWord, Origin, decode
+from stress.decode import BadWord
 from stress.gpu_rank import GpuRank
 from stress.hang import Hang, Position, Wait
-from stress.ledger import LedgerReading
-from stress.plan import Plan
 from stress.run import Outcome
 
 Facts = dict[str, Any]
 
 
-def collect_facts(comms: Sequence[Any], ranks: Sequence[GpuRank], plan: Plan, hang_reason: str | None) -> Facts:
+def collect_facts(comms: Sequence[Any], ranks: Sequence[GpuRank], hang_reason: str | None) -> Facts:
     """Waits for what was launched, and reads ledgers, faults and, where all went well, mailboxes."""
     torch.cuda.synchronize()
     for rank in ranks:
         rank.snapshot()
     torch.cuda.synchronize()
     readings = [rank.reading() for rank in ranks]
-    firsts = [first for rank in ranks if (first := _first_bad(plan, rank.comm.rank, rank.reading()))]
+    firsts = [first for rank in ranks if (first := rank.first_bad())]
     waits = find_waits(comms)
     hung = hang_reason is not None or bool(waits)
     return {
@@ -93,11 +91,3 @@ def find_waits(comms: Sequence[Any]) -> list[Wait]:
 def find_positions(ranks: Sequence[GpuRank]) -> list[Position]:
     """Where the ranks were when their ledgers were last read, in whole graphs."""
     return [Position(rank.comm.rank, rank.reading().replay, 0, "as of the last look") for rank in ranks]
-
-
-def _first_bad(plan: Plan, rank: int, reading: LedgerReading) -> BadWord | None:
-    seen = reading.first
-    if seen is None:
-        return None
-    expected = Origin(seen.src_rank, seen.gather, seen.replay, seen.index)
-    return decode(plan.oracle, rank, expected, seen.seen, plan.row_words)

@@ -20,6 +20,7 @@ import torch
 
 from nvcomm.mailbox import WORD_BYTES
 from stress import ledger, oracle
+from stress.decode import BadWord, Origin, decode
 from stress.device_oracle import compile_late, compile_turn, num_ctas
 from stress.graphs import Graph
 from stress.plan import GraphSpec, Plan, Sizes
@@ -43,6 +44,8 @@ class Gatherer(Protocol):
     def all_reduce(self, x: torch.Tensor, out: torch.Tensor | None = None, *, protocol: Any = ...) -> torch.Tensor: ...
 
     def reduce_scatter(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor: ...
+
+    def mhc(self, hidden: int, *, num_streams: int = ...) -> Any: ...
 
     def serving(self) -> contextlib.AbstractContextManager[None]: ...
 
@@ -93,6 +96,14 @@ class GpuRank:
     def reading(self) -> ledger.LedgerReading:
         """The ledger as of the last `snapshot` that has ended."""
         return ledger.read(self._snapshot.numpy().view(np.uint32).tolist())
+
+    def first_bad(self) -> BadWord | None:
+        """The first wrong word that the last `snapshot` holds, explained."""
+        first = self.reading().first
+        if first is None:
+            return None
+        expected = Origin(first.src_rank, first.gather, first.replay, first.index)
+        return decode(self._plan.oracle, self.comm.rank, expected, first.seen, self._plan.row_words)
 
     def close(self) -> None:
         """Destroys the graphs; none may be running."""

@@ -20,18 +20,23 @@ FIRST_SRC_RANK = NUM_CELLS + 4
 FIRST_INDEX = NUM_CELLS + 5
 FIRST_SEEN = NUM_CELLS + 6
 GATHERS = NUM_CELLS + 7
-LEDGER_WORDS = NUM_CELLS + 8
+FIRST_WANTED = NUM_CELLS + 8  # of a sum alone: what a gather's word has to be follows from its place
+LEDGER_WORDS = NUM_CELLS + 9
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A wrong word as the device saw it: `seen` at `index` of row `src_rank` of a gather."""
+    """A wrong word as the device saw it: `seen` at `index` of row `src_rank` of a gather.
+
+    Of a sum: `wanted` had to be there; `src_rank` is 0, and 1 for the normed output of a boundary.
+    """
 
     replay: int
     gather: int
     src_rank: int
     index: int
     seen: int
+    wanted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,5 +54,6 @@ def read(words: Sequence[int]) -> LedgerReading:
     ledger = [int(word) & 0xFFFFFFFF for word in words]
     first = None
     if ledger[LOCK]:
-        first = Mismatch(*ledger[FIRST_REPLAY : FIRST_SEEN + 1])
+        replay, gather, src_rank, index, seen = ledger[FIRST_REPLAY : FIRST_SEEN + 1]
+        first = Mismatch(replay, gather, src_rank, index, seen, ledger[FIRST_WANTED])
     return LedgerReading(ledger[0], ledger[GATHERS], ledger[BAD_WORDS], first)

@@ -19,7 +19,7 @@ from stress.gpu_rank import GpuRank
 from stress.hang import Hang
 from stress.plan import MAX_BYTES, SMALL_BYTES, Plan, PlanConfig, shape_for
 from stress.run import FIRST_GENERATION, Outcome, Progress, RunConfig
-from stress.sums import SumRank
+from stress.sum_rank import SumRank
 from stress.watchdog import GRACE_S, Watchdog
 
 REPLAYS_PER_GRAPH = 8
@@ -156,8 +156,6 @@ def replay(
 ) -> Outcome:
     """Replays on this process's communicators, and puts together what all processes saw."""
     plan = plan_for(config)
-    # The known-bad protocol has gathers alone.
-    rank_type = SumRank if config.op == "mixed" and config.protocol == "mailbox" else GpuRank
     ranks: list[GpuRank] = []
 
     def explain(reason: str) -> Hang:
@@ -173,7 +171,7 @@ def replay(
         limit_s = config.timeout_s + GRACE_S
         with Watchdog(limit_s, explain, lambda hang: on_hang(config, hang)) as watchdog:
             for comm, stream in zip(comms, streams, strict=True):
-                ranks.append(rank_type(comm, plan, comm.device, stream))
+                ranks.append(_rank(config, comm, plan, stream))
                 cleanup.callback(ranks[-1].close)
                 ranks[-1].load()
                 watchdog.beat()
@@ -183,8 +181,15 @@ def replay(
                 launched = launches * REPLAYS_PER_GRAPH
             except (PeerTimeoutError, GroupError) as error:  # GroupError: another process left
                 reason = str(error)
-            facts = collect_facts(comms, ranks, plan, reason)
+            facts = collect_facts(comms, ranks, reason)
         return merge_facts(others.gather(facts), launched, seconds)
+
+
+def _rank(config: RunConfig, comm: Any, plan: Plan, stream: torch.cuda.Stream) -> GpuRank:
+    if config.op == "all_gather":
+        return GpuRank(comm, plan, comm.device, stream)
+    # The known-bad protocol has gathers alone: sums are made of them.
+    return SumRank(comm, plan, comm.device, stream, config.op, emulate=config.protocol != "mailbox")
 
 
 def _world_options(config: RunConfig) -> dict[str, Any]:

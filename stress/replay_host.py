@@ -12,8 +12,8 @@ import time
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
-from nvcomm.errors import NvcommError, UnsupportedError, UsageError
-from stress import worker
+from nvcomm.errors import NvcommError, UnsupportedError
+from stress import host_sums, worker
 from stress.audit import compare_audits
 from stress.decode import BadWord, Origin, decode
 from stress.hang import Hang, Position, Wait
@@ -41,8 +41,6 @@ class HostRunner:
 
     def run(self, config: RunConfig, progress: Progress) -> Outcome:
         """See `Runner.run`."""
-        if config.op != "all_gather":
-            raise UsageError(f"--op {config.op} runs on GPUs alone: use --world virtual or peer.")
         plan = plan_for(config)
         page = StatusPage(config.ranks)
         with tempfile.TemporaryDirectory(prefix="nvcomm-stress-") as folder:
@@ -145,7 +143,7 @@ def _outcome(config: RunConfig, plan: Plan, page: StatusPage, reason: str | None
         replays=int(lines[:, Field.REPLAY].min()),
         gathers=int(lines[:, Field.GATHERS].min()),
         bad_words=int(lines[:, Field.BAD_WORDS].sum()),
-        first_bad=_first_bad(plan, page),
+        first_bad=_first_bad(plan, config.op, page),
         seconds=float(max(ends) - lines[:, Field.STARTED_NS].min()) / 1e9,
         audit=tuple(compare_audits([fact["audit"] for fact in facts])),
         stats=tuple(fact["stats"] for fact in facts),
@@ -173,12 +171,13 @@ def _hang(page: StatusPage, reason: str | None, notes: list[str]) -> Hang:
     return Hang(reason or "a rank waited in vain", tuple(waits), tuple(positions))
 
 
-def _first_bad(plan: Plan, page: StatusPage) -> BadWord | None:
+def _first_bad(plan: Plan, op: str, page: StatusPage) -> BadWord | None:
     """Each rank keeps its first wrong word; this is the first of those."""
     found = []
     for rank, line in enumerate(page.lines.tolist()):
         if line[Field.BAD_WORDS]:
             place = [line[f] for f in (Field.BAD_SRC_RANK, Field.BAD_GATHER, Field.BAD_REPLAY, Field.BAD_INDEX)]
             seen = line[Field.BAD_SEEN]
-            found.append(decode(plan.oracle, rank, Origin(*place), seen, plan.row_words))
+            of_sum = None if op == "all_gather" else host_sums.explain(plan, op, rank, Origin(*place), seen)
+            found.append(of_sum or decode(plan.oracle, rank, Origin(*place), seen, plan.row_words))
     return min(found, key=BadWord.order, default=None)

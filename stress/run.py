@@ -10,13 +10,14 @@ from typing import Literal, Protocol
 from nvcomm.mailbox import GENERATION_MASK
 from stress.decode import BadWord
 from stress.hang import Hang
+from stress.sum_oracle import WAYS
 
 World = Literal["host", "virtual", "peer"]
 Transport = Literal["auto", "peer", "multicast", "delayed"]
 ProtocolName = Literal["mailbox", "late-copy"]
 
-# "mixed": each gather is followed by a sum of what was gathered, see `stress.sums`; on GPUs alone.
-OPS = ("all_gather", "mixed")
+# What a replay is made of; "mixed" is everything on one mailbox, see `stress.sum_oracle`.
+OPS = tuple(WAYS)
 
 # Runs begin a few hundred replays before the 32-bit count of collectives wraps (docs/mailbox.md R6).
 FIRST_GENERATION = GENERATION_MASK - 1000

@@ -1,144 +1,232 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stress of reductions: each gather of a replay is followed by a sum, whose every value is checked on the device.
+"""Sums on the device: a kernel that checks them and fills what comes next, and one that adds up gathered rows.
 
-Numbers come from the gather's own payload: the low 5 bits of each half word, as bf16. Their sum over at most 8 ranks is
-a whole number below 256, exact in bf16 in any order, so what a rank has to find follows from the rows that it gathered,
-and those the turn compares with the oracle word by word. Sums are formed by LL, by two-shot and by reduce-scatter, by
-the size of the gather; gathers and sums of all sizes share one mailbox with nothing between them.
+The first stands right before a turn (`device_oracle.py`), whose ledger cell it reads, and does for sums what that does
+for gathers. The second makes an all-reduce of an all-gather, as one-shot protocols do: the negative control of sums is
+the known-bad gather with it behind.
 """
 
 from __future__ import annotations
 
 import cutlass.cute as cute
-import torch
 from cuda.bindings.driver import CUstream
-from cutlass import Float32, Int32, Int64, Uint32, const_expr, range_constexpr
+from cutlass import Boolean, Float32, Int32, Int64, Uint32, range_constexpr
 from cutlass.cute.runtime import make_fake_stream
 
 from nvcomm.jit import CompiledKernel, compile_kernel
+from nvcomm.ptx import arith, mma
 from nvcomm.ptx import memory as ptx
-from nvcomm.ptx import mma
-from stress import ledger
-from stress.device_oracle import THREADS, WORD, num_ctas
-from stress.gpu_rank import Gatherer, GpuRank
-from stress.plan import Plan
+from stress import ledger, oracle, sum_oracle
+from stress.device_oracle import THREADS, WORD
 
-HALF = 0x1F001F  # the bits of a word that make its two numbers
-WAYS = ("ll", "two_shot", "scatter")
+NAN_PAIR = 0x7FFF7FFF
 
 
-class NumbersKernel:
-    """Makes the numbers of a rank's payload, or compares sums with those of the rows it gathered.
+def pair(low: Uint32, high: Uint32) -> Uint32:
+    """Two whole numbers as bf16."""
+    return mma.cvt_rn_bf16x2(Float32(Int32(low)), Float32(Int32(high)))
 
-    Args:
-        rows: how many rows are added: 1 to make numbers, the number of ranks to compare.
-        compare: whether to compare with what lies there, or to write.
+
+def differs(seen: Uint32, want: Uint32, ulps: int = 0) -> Boolean:
+    """Whether two pairs of bf16 are more than so many units in the last place apart; NaN is equal to NaN.
+
+    With `ulps` for numbers of one sign alone, whose bits are in order.
     """
+    different = Boolean(False)
+    for shift in (0, 16):
+        a, b = (Int32((word >> Uint32(shift)) & Uint32(0xFFFF)) for word in (seen, want))
+        apart = Boolean(a > b + ulps) | Boolean(b > a + ulps)
+        different = different | (apart & (is_number(a) | is_number(b)))
+        different = different | (is_number(a) ^ is_number(b))
+    return different
 
-    def __init__(self, rows: int, compare: bool) -> None:  # noqa: FBT001 - static configuration of a kernel
-        self.rows = rows
-        self.compare = compare
+
+def is_number(half: Int32) -> Boolean:
+    """Whether a bf16 is not NaN."""
+    return Boolean((half & Int32(0x7FFF)) <= Int32(0x7F80))
+
+
+@cute.jit
+def record(
+    ledger_ptr: Int64, replay: Uint32, gather: Int32, part: int, index: Int32, seen: Uint32, want: Uint32
+) -> None:
+    """Counts a wrong word; the first one leaves its place, its bits and what had to be there."""
+    ptx.red_add_relaxed_gpu(ledger_ptr + ledger.BAD_WORDS * WORD, Uint32(1))
+    if ptx.atom_cas_relaxed_gpu(ledger_ptr + ledger.LOCK * WORD, Uint32(0), Uint32(1)) == 0:
+        fields = (replay, Uint32(gather), Uint32(part), Uint32(index), seen)
+        for i in range_constexpr(len(fields)):
+            ptx.st_relaxed_gpu(ledger_ptr + (ledger.FIRST_REPLAY + i) * WORD, fields[i])
+        ptx.st_relaxed_gpu(ledger_ptr + ledger.FIRST_WANTED * WORD, want)
+
+
+class SumTurnKernel:
+    """Check and fill, for one world size."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
 
     @cute.jit
     def __call__(
         self,
-        payload: Int64,
-        numbers: Int64,
-        words: Int32,
-        start: Int32,
-        stop: Int32,
+        x: Int64,
+        x_stride: Int64,
+        out: Int64,
+        out_stride: Int64,
         ledger_ptr: Int64,
+        seed_key: Uint32,
+        reserved: Uint32,
+        rank: Int32,
+        start_words: list[Int32],
+        stop_words: list[Int32],
+        fill_words: list[Int32],
+        checked: Int32,
+        cell: Int32,
+        step: Int32,
         ctas: Int32,
         stream: CUstream,
     ) -> None:
-        """Launches it.
+        """Launches it; `x` to `rank` as for `TurnKernel`.
 
         Args:
-            payload: `rows` rows of `words` words.
-            numbers: bf16, those of words `start` to `stop - 1` alone.
-            words: of a row.
-            start, stop: which of them.
-            ledger_ptr: the rank's ledger.
+            start_words, stop_words: which words of each sum this rank holds, at `out`; equal: nothing.
+            fill_words: words of each input to fill; 0: nothing.
+            checked: how many collectives are checked, here and by other kernels.
+            cell: the ledger cell that holds the number of the replay to check.
+            step: 1 if the replay to fill is the next one, else 0.
             ctas: grid size.
             stream: where to.
         """
-        self.kernel(payload, numbers, words, start, stop, ledger_ptr).launch(
+        self.kernel(
+            x, x_stride, out, out_stride, ledger_ptr, seed_key, reserved, rank, start_words, stop_words, fill_words,
+            checked, cell, step,
+        ).launch(grid=(ctas, 1, 1), block=(THREADS, 1, 1), stream=stream, preferred_smem_carveout=-1)  # fmt: skip
+
+    @cute.kernel
+    def kernel(
+        self,
+        x: Int64,
+        x_stride: Int64,
+        out: Int64,
+        out_stride: Int64,
+        ledger_ptr: Int64,
+        seed_key: Uint32,
+        reserved: Uint32,
+        rank: Int32,
+        start_words: list[Int32],
+        stop_words: list[Int32],
+        fill_words: list[Int32],
+        checked: Int32,
+        cell: Int32,
+        step: Int32,
+    ) -> None:
+        thread, _, _ = cute.arch.thread_idx()
+        cta, _, _ = cute.arch.block_idx()
+        num_ctas, _, _ = cute.arch.grid_dim()
+        first, stride = cta * THREADS + thread, num_ctas * THREADS
+        replay = ptx.ld_relaxed_gpu(ledger_ptr + Int64(cell) * WORD)
+        for gather in range_constexpr(oracle.GATHERS_PER_REPLAY):
+            start, stop = start_words[gather], stop_words[gather]
+            keys = [oracle.key(seed_key, Uint32(r), Uint32(gather), replay, Uint32) for r in range(self.world_size)]
+            self.check(
+                out + gather * out_stride, start, stop, ledger_ptr, keys, reserved, gather, replay, first, stride
+            )
+            key = oracle.key(seed_key, Uint32(rank), Uint32(gather), replay + Uint32(step), Uint32)
+            fill(x + gather * x_stride, fill_words[gather], key, reserved, first, stride)
+        if first == 0:
+            ptx.red_add_relaxed_gpu(ledger_ptr + ledger.GATHERS * WORD, Uint32(checked))
+
+    @cute.jit
+    def check(
+        self,
+        out: Int64,
+        start: Int32,
+        stop: Int32,
+        ledger_ptr: Int64,
+        keys: list[Uint32],
+        reserved: Uint32,
+        gather: int,
+        replay: Uint32,
+        first: Int32,
+        stride: Int32,
+    ) -> None:
+        """Compares this thread's words of a sum."""
+        index = start + first
+        while index < stop:
+            seen = ptx.ld_weak_b32(out + Int64(index - start) * WORD)
+            words = [oracle.payload(key, Uint32(index), reserved, Uint32) for key in keys]
+            sums, lost = sum_oracle.total(words, Uint32)
+            want = pair(sums & Uint32(0xFFFF), sums >> Uint32(16)) | (lost * Uint32(NAN_PAIR))
+            if differs(seen, want):
+                record(ledger_ptr, replay, Int32(gather), 0, index, seen, want)
+            index += stride
+
+
+@cute.jit
+def fill(x: Int64, words: Int32, key: Uint32, reserved: Uint32, first: Int32, stride: Int32) -> None:
+    """Writes this thread's words of a contribution."""
+    index = first
+    while index < words:
+        ptx.st_weak_b32(x + Int64(index) * WORD, contribution(key, index, reserved))
+        index += stride
+
+
+def contribution(key: Uint32, index: Int32, reserved: Uint32) -> Uint32:
+    """The two bf16 that a rank contributes at a word; a reserved word as it is."""
+    word = oracle.payload(key, Uint32(index), reserved, Uint32)
+    lost = sum_oracle.is_reserved(word, Uint32)
+    sums = sum_oracle.numbers(word, Uint32)
+    plain = pair(sums & Uint32(0xFFFF), sums >> Uint32(16))
+    return plain ^ ((plain ^ word) * lost)
+
+
+class AddRowsKernel:
+    """Adds up gathered rows of bf16, in FP32 and from the first on."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+
+    @cute.jit
+    def __call__(
+        self, rows: Int64, words: Int32, start: Int32, stop: Int32, out: Int64, ctas: Int32, stream: CUstream
+    ) -> None:
+        """Launches it: words `start` to `stop - 1` of the sum of `rows`, of `words` words each, to `out`."""
+        self.kernel(rows, words, start, stop, out).launch(
             grid=(ctas, 1, 1), block=(THREADS, 1, 1), stream=stream, preferred_smem_carveout=-1
         )
 
     @cute.kernel
-    def kernel(
-        self, payload: Int64, numbers: Int64, words: Int32, start: Int32, stop: Int32, ledger_ptr: Int64
-    ) -> None:
+    def kernel(self, rows: Int64, words: Int32, start: Int32, stop: Int32, out: Int64) -> None:
         thread, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         num_ctas, _, _ = cute.arch.grid_dim()
         index = start + cta * THREADS + thread
         while index < stop:
-            total = Uint32(0)
-            for r in range_constexpr(self.rows):
-                total += ptx.ld_weak_b32(payload + Int64(r * words + index) * WORD) & Uint32(HALF)
-            low, high = Int32(total & Uint32(0xFFFF)), Int32(total >> Uint32(16))
-            pair = mma.cvt_rn_bf16x2(Float32(low), Float32(high))
-            addr = numbers + Int64(index - start) * WORD
-            if const_expr(self.compare):  # noqa: SIM102 - decided while the kernel is traced
-                if ptx.ld_weak_b32(addr) != pair:
-                    ptx.red_add_relaxed_gpu(ledger_ptr + ledger.BAD_WORDS * WORD, Uint32(1))
-            else:
-                ptx.st_weak_b32(addr, pair)
+            low, high = Float32(0), Float32(0)
+            for r in range_constexpr(self.world_size):
+                word = ptx.ld_weak_b32(rows + (Int64(r) * Int64(words) + Int64(index)) * WORD)
+                more_low, more_high = mma.cvt_bf16x2_f32(word)
+                low, high = arith.add_rn(low, more_low), arith.add_rn(high, more_high)
+            ptx.st_weak_b32(out + Int64(index - start) * WORD, mma.cvt_rn_bf16x2(low, high))
             index += num_ctas * THREADS
 
 
-def compile_numbers(rows: int, *, compare: bool) -> CompiledKernel:
-    """The kernel of one configuration."""
-    return compile_kernel(
-        NumbersKernel(rows, compare),
-        *(Int64(0), Int64(0), Int32(1), Int32(0), Int32(1), Int64(0), Int32(1)),
-        make_fake_stream(),
-        key=(rows, compare),
-    )
+def turn_args() -> tuple[object, ...]:
+    """Placeholders for the parameters of `SumTurnKernel`."""
+    none = [Int32(0)] * oracle.GATHERS_PER_REPLAY
+    pointers = (Int64(0), Int64(0), Int64(0), Int64(0), Int64(0))
+    return (*pointers, Uint32(0), Uint32(0), Int32(0), none, none, none, *[Int32(0)] * 3, Int32(1), make_fake_stream())
 
 
-class SumRank(GpuRank):
-    """A rank whose gathers are each followed by a sum."""
+def add_args() -> tuple[object, ...]:
+    """Placeholders for the parameters of `AddRowsKernel`."""
+    return (Int64(0), Int32(1), Int32(0), Int32(0), Int64(0), Int32(1), make_fake_stream())
 
-    def __init__(self, comm: Gatherer, plan: Plan, device: torch.device, stream: torch.cuda.Stream) -> None:
-        super().__init__(comm, plan, device, stream)
-        self._numbers = torch.zeros(2 * self._x_words, dtype=torch.bfloat16, device=device)
-        self._sums = torch.zeros_like(self._numbers)
-        self._make = compile_numbers(1, compare=False)
-        self._compare = compile_numbers(comm.world_size, compare=True)
 
-    def load(self) -> None:
-        """Loads the collectives' kernels and the checks', too."""
-        for op in ("all_reduce", "reduce_scatter"):
-            self.comm.prepare(op, torch.bfloat16)
-        for kernel in (self._make, self._compare):
-            kernel(*self._nothing(), self.stream.cuda_stream)
-        super().load()
+def compile_sum_turn(world_size: int) -> CompiledKernel:
+    """The check and fill of a world size."""
+    return compile_kernel(SumTurnKernel(world_size), *turn_args(), key=(world_size,))
 
-    def _nothing(self) -> tuple[int, ...]:
-        return self.x.data_ptr(), self._numbers.data_ptr(), 1, 0, 0, self.ledger.data_ptr(), 1
 
-    def _gather(self, gather: int, words: int) -> None:
-        way = WAYS[(gather + words) % len(WAYS)]
-        stream, ledger_ptr, ctas = self.stream.cuda_stream, self.ledger.data_ptr(), num_ctas(words)
-        self._make(self.x[gather].data_ptr(), self._numbers.data_ptr(), words, 0, words, ledger_ptr, ctas, stream)
-        super()._gather(gather, words)
-        start, stop = self._sum(way, words)
-        gathered, sums = self.out[gather].data_ptr(), self._sums.data_ptr()
-        if stop > start:
-            self._compare(gathered, sums, words, start, stop, ledger_ptr, num_ctas(stop - start), stream)
-
-    def _sum(self, way: str, words: int) -> tuple[int, int]:
-        """Sums, and says of which words."""
-        mine = self._numbers[: 2 * words].view(words, 2)
-        if way != "scatter":
-            self.comm.all_reduce(mine, self._sums[: 2 * words].view(words, 2), protocol=way)
-            return 0, words
-        each, more = divmod(words, self.comm.world_size)
-        rank = self.comm.rank
-        start = rank * each + min(rank, more)
-        stop = start + each + (rank < more)
-        self.comm.reduce_scatter(mine, self._sums[: 2 * (stop - start)].view(-1, 2))
-        return start, stop
+def compile_add_rows(world_size: int) -> CompiledKernel:
+    """The sum of a world size's rows."""
+    return compile_kernel(AddRowsKernel(world_size), *add_args(), key=(world_size,))

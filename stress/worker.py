@@ -44,7 +44,7 @@ def main(rank: int, config: RunConfig, plan: Plan, page: StatusPage, rendezvous:
         group = StoreGroup(store, rank, config.ranks, "stress")
         memory, layout = open_memory(group, plan.config.max_bytes, config.timeout_s)
         with memory, HostEngine(memory, layout, group, **engine_options(config)) as engine:
-            HostRank(engine, config, plan, page).replay()
+            _rank_type(config)(engine, config, plan, page).replay()
             group.barrier("stress/ended", config.timeout_s)
             facts = {"audit": asdict(engine.audit()), "stats": asdict(engine.stats())}
         page.set_text(rank, json.dumps(facts))
@@ -67,6 +67,14 @@ def main(rank: int, config: RunConfig, plan: Plan, page: StatusPage, rendezvous:
         page.set_text(rank, traceback.format_exc())
         line[Field.STATE] = State.FAILED
     os._exit(0)
+
+
+def _rank_type(config: RunConfig) -> type[HostRank]:
+    if config.op == "all_gather":
+        return HostRank
+    from stress.host_sums import HostSumRank
+
+    return HostSumRank
 
 
 def engine_options(config: RunConfig) -> dict[str, Any]:
@@ -132,13 +140,12 @@ class HostRank:
         sizes: Sizes = spec.replays[0]
         rank, line = self._engine.rank, self._line
         for gather, words in enumerate(sizes):
-            self._xs[gather].numpy().view(np.uint32)[:words] = self._oracle.row(rank, gather, replay, words)
+            self._fill(gather, replay, words)
         if spec.late_rank == rank:
             time.sleep(self._oracle.late_ns(replay) * LATE_FACTOR / 1e9)
         for gather, words in enumerate(sizes):
             line[Field.GATHER] = gather
-            out = self._outs[gather][: words * self._engine.world_size]
-            self._engine.all_gather(self._xs[gather][:words], out)
+            self._gather(gather, words)
             if spec.spaced:
                 self._check(gather, replay, words)
         if not spec.spaced:
@@ -146,6 +153,14 @@ class HostRank:
                 self._check(gather, replay, words)
         line[Field.GATHER] = 0
         line[Field.REPLAY] = replay + 1
+
+    def _fill(self, gather: int, replay: int, words: int) -> None:
+        row = self._oracle.row(self._engine.rank, gather, replay, words)
+        self._xs[gather].numpy().view(np.uint32)[:words] = row
+
+    def _gather(self, gather: int, words: int) -> None:
+        out = self._outs[gather][: words * self._engine.world_size]
+        self._engine.all_gather(self._xs[gather][:words], out)
 
     def _check(self, gather: int, replay: int, words: int) -> None:
         ranks = self._engine.world_size

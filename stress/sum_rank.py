@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of a replay of sums on a GPU: its collectives are those of the run's operation, checked like gathers.
+
+For the negative control (`emulate`) each is made of the known-bad gather: rows are gathered, added up by a kernel of
+the stress run's own, and for a boundary mixed by another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from nvcomm.mailbox import WORD_BYTES
+from stress import boundary, sum_oracle, sums
+from stress.decode import BadWord, Origin
+from stress.device_oracle import num_ctas
+from stress.gpu_rank import NOTHING, Gatherer, GpuRank
+from stress.plan import MAX_BYTES, Plan, Sizes
+from stress.sum_oracle import EPS, STREAMS, Way
+
+HIDDEN = 5120
+MAX_ROWS = 384
+MAX_CTAS = 64  # of the kernels around boundaries: a CTA takes a row
+_ROW_WORDS = HIDDEN // 2
+
+
+class SumRank(GpuRank):
+    """A rank whose collectives are those of `op`.
+
+    Args:
+        comm: its communicator, of at least MAX_BYTES.
+        plan: what will be replayed.
+        device: the rank's GPU.
+        stream: the rank's stream.
+        op: operation of the run.
+        emulate: make every collective of all-gathers: the known-bad protocol has no others.
+    """
+
+    def __init__(
+        self, comm: Gatherer, plan: Plan, device: torch.device, stream: torch.cuda.Stream, op: str, *, emulate: bool
+    ) -> None:
+        super().__init__(comm, plan, device, stream)
+        self._op = op
+        self._emulate = emulate
+        self._max_rows = max(1, min(MAX_ROWS, min(plan.config.max_bytes, MAX_BYTES) // (HIDDEN * 2)))
+        self._boundaries = [Boundary(self._max_rows, device) for _ in NOTHING] if self._has_boundaries else []
+        self._weight = (1 + torch.arange(HIDDEN, device=device) % 8 / 8).bfloat16()
+        words = max(self._x_words, self._max_rows * _ROW_WORDS)
+        self._scratch = torch.zeros(words, dtype=torch.int32, device=device)
+        self._rows = torch.zeros(words * comm.world_size if emulate else 0, dtype=torch.int32, device=device)
+        self._y = torch.zeros(words if emulate else 0, dtype=torch.int32, device=device)
+        self._sum_turn = sums.compile_sum_turn(comm.world_size)
+        self._add_rows = sums.compile_add_rows(comm.world_size)
+        self._fill = boundary.compile_fill(HIDDEN)
+        self._check = boundary.compile_boundary(comm.world_size, HIDDEN, compare=True)
+        self._mix = boundary.compile_boundary(comm.world_size, HIDDEN, compare=False)
+        self._mhc: Any = None
+        self._cell = 0  # the ledger cell that holds the number of the replay whose collectives are launched
+
+    @property
+    def _has_boundaries(self) -> bool:
+        return any(sum_oracle.is_boundary(way) for way in sum_oracle.WAYS[self._op])
+
+    def load(self) -> None:
+        """Loads the collectives' kernels and the checks', too."""
+        if not self._emulate:
+            for op in ("all_reduce", "reduce_scatter"):
+                self.comm.prepare(op, torch.bfloat16)
+            if self._has_boundaries:
+                self._mhc = self.comm.mhc(HIDDEN, num_streams=STREAMS)
+        stream, key = self.stream.cuda_stream, self._plan.seed_key
+        self._add_rows(*[0] * 5, 1, stream)
+        self._fill(*[0] * 5, self.ledger.data_ptr(), key, *[0] * 6, 1, stream)
+        for kernel in (self._check, self._mix):
+            kernel(*[0] * 5, self.ledger.data_ptr(), key, *[0] * 4, 1, stream)
+        self._launch_sum_turn(NOTHING, NOTHING, NOTHING, 0, cell=0, step=0)
+        super().load()
+
+    def first_bad(self) -> BadWord | None:
+        """A wrong word of a sum names what had to be there, but not where it came from: it holds 10 bits of origin."""
+        first = self.reading().first
+        if first is None:
+            return None
+        words = self._plan.row_words(first.gather, first.replay)
+        way = sum_oracle.way_of(self._op, first.gather, words)
+        if way == "gather":
+            return super().first_bad()
+        kind = "sum" if not sum_oracle.is_boundary(way) else ("streams", "norm")[first.src_rank]
+        expected = Origin(self.comm.rank, first.gather, first.replay, first.index)
+        return BadWord(self.comm.rank, expected, first.wanted, first.seen, kind, None)
+
+    def _way(self, gather: int, words: int) -> Way:
+        return sum_oracle.way_of(self._op, gather, words)
+
+    def _gather(self, gather: int, words: int) -> None:
+        way = self._way(gather, words)
+        if way == "gather":
+            super()._gather(gather, words)
+        elif sum_oracle.is_boundary(way):
+            self._bound(gather, sum_oracle.rows_of(words, self._max_rows), way)
+        elif self._emulate:
+            start, stop = self._held(way, words)
+            self._emulate_sum(self.x[gather, :words], start, stop, self.out[gather])
+        else:
+            mine = self.x[gather, :words].view(torch.bfloat16).view(words, 2)
+            start, stop = self._held(way, words)
+            result = self.out[gather, : stop - start].view(torch.bfloat16).view(stop - start, 2)
+            if way == "scatter":
+                self.comm.reduce_scatter(mine, result)
+            else:
+                self.comm.all_reduce(mine, result, protocol=way)
+
+    def _held(self, way: Way, words: int) -> tuple[int, int]:
+        """Which words of a sum this rank holds."""
+        return sum_oracle.part_of(words, self.comm.rank, self.comm.world_size) if way == "scatter" else (0, words)
+
+    def _emulate_sum(self, x: torch.Tensor, start: int, stop: int, out: torch.Tensor) -> None:
+        words = x.numel()
+        rows = self._rows[: words * self.comm.world_size].view(self.comm.world_size, words)
+        self.comm.all_gather(x, out=rows)
+        ctas = num_ctas(max(1, stop - start))
+        self._add_rows(rows.data_ptr(), words, start, stop, out.data_ptr(), ctas, self.stream.cuda_stream)
+
+    def _bound(self, gather: int, rows: int, way: Way) -> None:
+        """One boundary of `rows` rows."""
+        case = self._boundaries[gather]
+        if self._emulate:
+            words = rows * _ROW_WORDS
+            self._emulate_sum(case.x[:rows].view(-1).view(torch.int32), 0, words, self._y)
+            self._settle(self._mix, gather, rows, self._cell)
+            return
+        protocol = way.removeprefix("mhc_")
+        self._mhc(
+            case.x[:rows], case.residual[:rows], case.post[:rows], case.comb[:rows], case.pre[:rows], self._weight, EPS,
+            new_residual=case.new_residual[:rows], h=case.h[:rows], protocol=protocol,
+        )  # fmt: skip
+
+    def _settle(self, kernel: Any, gather: int, rows: int, cell: int) -> None:
+        """Checks the outputs of a boundary, or computes them."""
+        case = self._boundaries[gather]
+        kernel(
+            self._y.data_ptr(), case.new_residual.data_ptr(), case.h.data_ptr(), self._weight.data_ptr(),
+            self._scratch.data_ptr(), self.ledger.data_ptr(), self._plan.seed_key, self._plan.config.reserved_per_65536,
+            gather, rows, cell, min(rows, MAX_CTAS), self.stream.cuda_stream,
+        )  # fmt: skip
+
+    def _launch_turn(self, check: Sizes, fill: Sizes, cell_in: int, cell_out: int, *, step: int) -> None:
+        start, stop, numbers = list(NOTHING), list(NOTHING), list(NOTHING)
+        gathered, sent, checked = list(NOTHING), list(NOTHING), 0
+        for gather, (done, coming) in enumerate(zip(check, fill, strict=True)):
+            if done and (way := self._way(gather, done)) == "gather":
+                gathered[gather] = done
+            elif done:
+                checked += 1
+                if sum_oracle.is_boundary(way):
+                    rows = sum_oracle.rows_of(done, self._max_rows)
+                    self._settle(self._check, gather, rows, cell_in)
+                else:
+                    start[gather], stop[gather] = self._held(way, done)
+            if coming and (way := self._way(gather, coming)) == "gather":
+                sent[gather] = coming
+            elif coming and sum_oracle.is_boundary(way):
+                self._launch_fill(gather, sum_oracle.rows_of(coming, self._max_rows), cell_in, step)
+            elif coming:
+                numbers[gather] = coming
+        if checked or any(numbers):
+            self._launch_sum_turn(start, stop, numbers, checked, cell=cell_in, step=step)
+        super()._launch_turn(tuple(gathered), tuple(sent), cell_in, cell_out, step=step)
+        self._cell = cell_out
+
+    def _launch_fill(self, gather: int, rows: int, cell: int, step: int) -> None:
+        case = self._boundaries[gather]
+        tensors = (case.x, case.residual, case.post, case.comb, case.pre)
+        self._fill(
+            *(tensor.data_ptr() for tensor in tensors), self.ledger.data_ptr(), self._plan.seed_key,
+            self._plan.config.reserved_per_65536, self.comm.rank, gather, rows, cell, step, min(rows, MAX_CTAS),
+            self.stream.cuda_stream,
+        )  # fmt: skip
+
+    def _launch_sum_turn(self, start: Any, stop: Any, numbers: Any, checked: int, *, cell: int, step: int) -> None:
+        longest = max(1, *numbers, *(b - a for a, b in zip(start, stop, strict=True)))
+        self._sum_turn(
+            self.x.data_ptr(), self._x_words * WORD_BYTES, self.out.data_ptr(), self._out_words * WORD_BYTES,
+            self.ledger.data_ptr(), self._plan.seed_key, self._plan.config.reserved_per_65536, self.comm.rank,
+            list(start), list(stop), list(numbers), checked, cell, step, num_ctas(longest), self.stream.cuda_stream,
+        )  # fmt: skip
+
+
+class Boundary:
+    """Tensors of one boundary, of `max_rows` rows, on `device`."""
+
+    def __init__(self, max_rows: int, device: torch.device) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+            return torch.zeros((max_rows, *shape), dtype=dtype, device=device)
+
+        self.x, self.h = zeros(HIDDEN), zeros(HIDDEN)
+        self.residual, self.new_residual = zeros(STREAMS, HIDDEN), zeros(STREAMS, HIDDEN)
+        self.post, self.pre = zeros(STREAMS, dtype=torch.float32), zeros(STREAMS, dtype=torch.float32)
+        self.comb = zeros(STREAMS, STREAMS, dtype=torch.float32)
