@@ -79,22 +79,8 @@ def test_contributions_are_filled(gpu):
     num_words, rank = 333, 2
     x, lengths = gpu.room(4 * num_words), [0, num_words, 0]
     gpu.launch(
-        "turn",
-        x,
-        0,
-        x,
-        0,
-        gpu.ledger,
-        gpu.oracle.seed_key,
-        RESERVED,
-        rank,
-        NOTHING,
-        NOTHING,
-        lengths,
-        0,
-        0,
-        1,
-    )
+        "turn", x, 0, x, 0, gpu.ledger, gpu.oracle.seed_key, RESERVED, rank, NOTHING, NOTHING, lengths, 0, 0, 1,
+    )  # fmt: skip
     want = contribution(gpu.oracle.row(rank, GATHER, REPLAY + 1, num_words))
     assert torch.equal(gpu.get(x, want).view(torch.int16), want.view(torch.int16))
     assert want.isnan().any()
