@@ -2,6 +2,7 @@
 """Whom we are measured against, in the same processes: torch.distributed, PyTorch's symmetric memory, and ourselves.
 
 torch.distributed is gloo on CPUs and NCCL on GPUs. Ourselves: the all-reduce held to one of its protocols.
+Where the boundary is measured, each one's all-reduce with the rest behind it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nvcomm.bench.contender import Contender
 from nvcomm.bench.plan import Op, Plan
-from nvcomm.bench.rank import Contender
 from nvcomm.communicator import Communicator
 from nvcomm.errors import UnsupportedError
 from nvcomm.group import StoreGroup
@@ -49,6 +50,10 @@ def contenders(plan: Plan, group: StoreGroup, comm: Communicator, most_bytes: in
         if protocol in plan.against:
             held: Any = functools.partial(comm.all_reduce, protocol=protocol)
             found.append(Contender(f"nvcomm/{protocol}", held, held))
+    if plan.op == "all_reduce_mhc":
+        from nvcomm.bench.boundary import unfused
+
+        return [unfused(each) for each in found]
     return found
 
 
@@ -67,7 +72,7 @@ def _torch_contender(op: Op, name: str) -> Contender:
     # Newer versions of torch have other names for both, and warn of these.
     gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    if op == "all_reduce":
+    if op in ("all_reduce", "all_reduce_mhc"):
 
         def out_of_place(x: torch.Tensor, out: torch.Tensor) -> None:
             out.copy_(x)

@@ -117,8 +117,8 @@ def measure_virtual(plan: Plan) -> Iterator[Result]:
     world_size = plan.ranks or DEFAULT_RANKS
     cases = cases_of(plan, world_size)
     with VirtualWorld(world_size, "cuda", max_bytes=max_bytes_of(cases), **options_of(plan)) as world:
-        if plan.op != "all_gather":
-            world.prepare(plan.op, cases[0].dtype)
+        if plan.reduce_op is not None:
+            world.prepare(plan.reduce_op, cases[0].dtype)
         for case in cases:
             here = _VirtualCase(world, case)
             wrong = here.check(range(1, TURNS + 1)) if plan.check else None

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Op = Literal["all_gather", "all_reduce", "reduce_scatter"]
+Op = Literal["all_gather", "all_reduce", "reduce_scatter", "all_reduce_mhc"]
 World = Literal["host", "virtual", "peer"]
 
-OPS: tuple[Op, ...] = ("all_gather", "all_reduce", "reduce_scatter")
+OPS: tuple[Op, ...] = ("all_gather", "all_reduce", "reduce_scatter", "all_reduce_mhc")
 # nccl-tests' names -> torch's.
 DATATYPES = {
     "int8": "int8",
@@ -79,6 +79,13 @@ class Plan:
     raw: bool
 
     @property
+    def reduce_op(self) -> Literal["all_reduce", "reduce_scatter"] | None:
+        """The sum that has to be prepared."""
+        if self.op == "all_gather":
+            return None
+        return "reduce_scatter" if self.op == "reduce_scatter" else "all_reduce"
+
+    @property
     def quiet(self) -> bool:
         """Whether stdout belongs to a program that reads it."""
         return "-" in (self.json, self.csv)
@@ -95,8 +102,9 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
         parser.error("--cudagraph: the host world has no graphs; leave it out, or take --world virtual or peer")
     if not host and cudagraph < 1:
         parser.error("--cudagraph: GPU worlds are measured inside graphs; wanted 1 or more")
-    if given.op != "all_gather" and given.datatype not in REDUCED:
-        parser.error(f"--datatype {given.datatype}: {given.op} adds {', '.join(REDUCED)}")
+    datatype = given.datatype or ("bfloat16" if given.op == "all_reduce_mhc" else "float")
+    if given.op != "all_gather" and datatype not in REDUCED:
+        parser.error(f"--datatype {datatype}: {given.op} adds {', '.join(REDUCED)}")
     if given.op != "all_gather" and given.protocol != "mailbox":
         parser.error(f"--protocol {given.protocol} is an all_gather")
     if given.json == "-" and given.csv == "-":
@@ -105,8 +113,14 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
         parser.error("--against: torch.distributed wants a process a rank; take --world host or peer")
     if host and {"nccl", "symm_mem"} & set(given.against):
         parser.error("--against nccl or symm_mem moves GPU memory; in the host world take --against torch (gloo)")
-    if given.op != "all_reduce" and {"ll", "two_shot"} & set(given.against):
+    if not given.op.startswith("all_reduce") and {"ll", "two_shot"} & set(given.against):
         parser.error("--against ll or two_shot: they are protocols of all_reduce")
+    if given.op == "all_reduce_mhc" and given.world == "virtual":
+        parser.error(
+            "all_reduce_mhc is measured in --world host or peer; `python -m benchmarks.all_reduce` has virtual"
+        )
+    if given.op == "all_reduce_mhc" and datatype != "bfloat16":
+        parser.error(f"--datatype {datatype}: all_reduce_mhc takes bfloat16")
     if given.minbytes > given.maxbytes:
         parser.error(f"--minbytes {given.minbytes} is more than --maxbytes {given.maxbytes}")
     return Plan(
@@ -114,7 +128,7 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
         world=given.world,
         ranks=given.ranks,
         sizes=sweep(given.minbytes, given.maxbytes, given.stepfactor, given.stepbytes),
-        datatype=given.datatype,
+        datatype=datatype,
         iters=iters,
         warmup_iters=given.warmup_iters,
         cudagraph=cudagraph,
@@ -205,7 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-e", "--maxbytes", type=size_of, default=1 << 20, help="default 1M")
     add("-f", "--stepfactor", type=_above(1), default=4.0, help="from size to size; default 4")
     add("-i", "--stepbytes", type=_at_least(1), help="add instead of multiply")
-    add("-d", "--datatype", choices=DATATYPES, default="float", help="default float")
+    add("-d", "--datatype", choices=DATATYPES, help="default float; all_reduce_mhc: bfloat16")
     add("-n", "--iters", type=_at_least(1), help="host: timed calls; GPU: calls of a graph. Default 1000; 200")
     add("-w", "--warmup_iters", type=_at_least(0), default=20, help="not counted; default 20")
     add("-G", "--cudagraph", type=_at_least(0), help="replays of the graph, a sample each; default 200 on GPUs")

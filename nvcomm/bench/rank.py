@@ -6,12 +6,13 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from nvcomm.bench.boundary import fused
 from nvcomm.bench.case import Case
+from nvcomm.bench.contender import Contender
 from nvcomm.bench.plan import Plan
 from nvcomm.bench.result import Result
 from nvcomm.communicator import Communicator
@@ -20,25 +21,6 @@ from nvcomm.group import StoreGroup
 # What ranks tell each other fits one call of any communicator of the bench.
 LEAST_MAX_BYTES = 64 << 10
 TURNS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """Who makes the call `(x, out)`.
-
-    Attributes:
-        name: for the table.
-        call: the collective, out of place: it is checked.
-        timed: what is timed; the same, but for contenders that work in place or from memory of their own.
-        load: called with `x` before the timing, if `timed` does not read it from there.
-        leaves_result: whether `out` holds the result after timed calls.
-    """
-
-    name: str
-    call: Callable[[torch.Tensor, torch.Tensor], object]
-    timed: Callable[[torch.Tensor, torch.Tensor], object]
-    load: Callable[[torch.Tensor], None] | None = None
-    leaves_result: bool = True
 
 
 def cases_of(plan: Plan, world_size: int) -> list[Case]:
@@ -60,9 +42,9 @@ def measure(plan: Plan, group: StoreGroup, device: torch.device) -> Iterator[Res
     """Row by row, on every rank; whom `plan.against` names follows each of ours."""
     cases = cases_of(plan, group.world_size)
     with Communicator(group, device, max_bytes=max_bytes_of(cases), **options_of(plan)) as comm:
-        if plan.op != "all_gather":
-            comm.prepare(plan.op, cases[0].dtype)
-        ours = getattr(comm, plan.op)
+        if plan.reduce_op is not None:
+            comm.prepare(plan.reduce_op, cases[0].dtype)
+        ours = fused(comm) if plan.op == "all_reduce_mhc" else getattr(comm, plan.op)
         all_of_them = [Contender("nvcomm", ours, ours)]
         if plan.against:
             from nvcomm.bench.against import contenders
@@ -107,7 +89,7 @@ def _check(group: StoreGroup, comm: Communicator, case: Case, contender: Contend
 
     Two small calls, two large ones, and so on: each slot of the mailbox sees one size after the other.
     """
-    small = Case(case.op, case.datatype, case.world_size, max(1, case.count // 3))
+    small = case.third()
     wrong = 0
     for turn in range(1, TURNS + 1):
         shown = case if turn % 4 // 2 else small

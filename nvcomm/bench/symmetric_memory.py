@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from nvcomm import topology
+from nvcomm.bench.contender import Contender
 from nvcomm.bench.plan import DATATYPES, Plan
-from nvcomm.bench.rank import Contender
 from nvcomm.group import StoreGroup
 
 
@@ -69,7 +69,7 @@ def symmetric_contenders(plan: Plan, group: StoreGroup, device: torch.device, mo
 
     if plan.op == "all_gather":
         return [Contender("symm_mem/copies", loaded(gather_checked), gather, load, leaves_result=False)]
-    if plan.op == "all_reduce":
+    if plan.op in ("all_reduce", "all_reduce_mhc"):
         return [
             Contender("symm_mem/1shot", loaded(one_shot), one_shot, load),
             Contender("symm_mem/2shot", loaded(two_shot_checked), two_shot, load, leaves_result=False),

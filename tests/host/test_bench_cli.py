@@ -31,6 +31,8 @@ from nvcomm.bench.result import Result
 ROOT = Path(__file__).parents[2]
 
 
+# All but the boundary, which has tests of its own.
+PLAIN = OPS[:-1]
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
@@ -88,6 +90,8 @@ def test_sizes():
         "all_gather --world host -f 1",
         "all_reduce --world host --datatype int32",
         "all_reduce --world host --protocol late-copy",
+        "all_reduce_mhc --world virtual",
+        "all_reduce_mhc --world host --datatype half",
     ],
 )
 def test_wrong_use_exits_2(arguments, capsys):
@@ -103,7 +107,7 @@ def test_size_and_count_are_those_of_nccl_tests():
     case = Case.of_size("reduce_scatter", "float", 4, 1024)
     assert (case.count, case.input_count, case.size_bytes) == (64, 256, 1024)
     assert Case.of_size("all_gather", "double", 4, 1).size_bytes == 32
-    assert [Case.of_size(op, "float", 4, 64).bus_factor for op in OPS] == [0.75, 1.5, 0.75]
+    assert [Case.of_size(op, "float", 4, 64).bus_factor for op in OPS] == [0.75, 1.5, 0.75, 1.5]
     assert len(cases_of(plan("-b", "1", "-e", "64", "-f", "2"), 4)) == 3  # of seven sizes, most are one element a rank
 
 
@@ -126,7 +130,7 @@ def right(case, rank, turn):
     return total if case.op == "all_reduce" else total.tensor_split(case.world_size)[rank]
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", PLAIN)
 def test_one_wrong_element_is_seen(op):
     for datatype in DATATYPES if op == "all_gather" else REDUCED:
         for count in (1, 3, 37):
@@ -140,6 +144,33 @@ def test_one_wrong_element_is_seen(op):
                 assert case.count_wrong(out, rank, 5) == 1
             stale = right(case, 0, turn=4)
             assert count < 37 or case.count_wrong(stale, 0, 5) > count // 2
+
+
+def test_a_boundary_rounds_to_whole_rows_and_a_wrong_element_is_seen():
+    case = Case.of_size("all_reduce_mhc", "bfloat16", 2, 3 * 10_240 + 9)
+    assert (case.count, case.size_bytes, case.third().count) == (3 * 5120, 30_720, 5120)
+    assert Case.of_size("all_reduce_mhc", "bfloat16", 2, 16).count == 5120
+    right_result = case.expected(1, turn=3)
+    assert right_result.numel() == case.output(torch.device("cpu")).numel()
+    assert case.count_wrong(right_result, 1, 3) == 0
+    for place in (0, right_result.numel() // 2, -1):  # of a residual stream, and of h
+        wrong = right_result.clone()
+        wrong[place] += wrong[place].abs() * 0.05 + 0.01
+        assert case.count_wrong(wrong, 1, 3) == 1
+    assert case.count_wrong(case.expected(1, turn=2), 1, 3) > right_result.numel() // 2
+
+
+def test_the_boundary_beside_all_reduces_with_the_rest_behind_them():
+    done = run(
+        *("all_reduce_mhc", "--world", "host", "--ranks", 2, "-b", "10K", "-e", "20K", "-f", 2, "-n", 3, "-w", 0),
+        *("--against", "torch,two_shot", "--json", "-"),
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["results"]
+    impls = ("nvcomm", "torch/gloo+post", "nvcomm/two_shot+post")
+    assert [(row["size_bytes"], row["impl"], row["wrong"]) for row in rows] == [
+        (size, impl, 0) for size in (10_240, 20_480) for impl in impls
+    ]
 
 
 def test_a_run_that_a_program_reads(tmp_path):
@@ -299,7 +330,7 @@ def test_report_tells_what_is_slow_and_what_is_wrong(capsys):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", PLAIN)
 def test_the_virtual_world(op, capsys):
     assert main([op, "--world", "virtual", "--ranks", "2", "-e", "1K", "-n", "10", "-G", "5", "--json", "-"]) == 0
     told = json.loads(capsys.readouterr().out)
