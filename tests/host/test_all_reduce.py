@@ -10,7 +10,7 @@ import nvcomm
 from nvcomm.errors import PeerTimeoutError, UsageError
 from nvcomm.host.all_reduce_mhc_math import finalize, fma
 from nvcomm.reference import collectives as reference
-from tests.mhc_cases import check, make_case, make_experts
+from tests.mhc_cases import check, make_case, make_experts, stepped
 
 HIDDEN = 64
 ROWS = [3, 1, 8, 2, 8, 1]  # growing and shrinking in one mailbox
@@ -191,6 +191,47 @@ def test_all_reduce_and_reduce_scatter_through_the_world(protocol, seed):
             ranks[0].all_reduce(xs[0], protocol="ring")
         with pytest.raises(UsageError, match="scalar"):
             ranks[0].reduce_scatter(torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("order", ["ll", "two_shot", "both", "mixed"])
+def test_R13_rows_up_to_384_growing_and_shrinking_in_one_mailbox(order, seed):
+    """LL only, two-shot only, both in turn, and all mixed with all-gathers and reduce-scatters."""
+    with world(max_bytes=384 * HIDDEN * 2) as ranks:
+        boundaries = [comm.mhc(HIDDEN) for comm in ranks]
+        calls = 0
+        for i, rows in enumerate((1, 6, 48, 3, 192, 7, 384, 1, 96, 2)):
+            case = make_case(4, rows, HIDDEN, seed + i)
+            for protocol in ("ll", "two_shot") if order in ("both", "mixed") else (order,):
+                wanted = reference.all_reduce(case.xs)
+                assert all(torch.equal(y, wanted) for y in ranks.all_reduce(case.xs, protocol=protocol))
+                results = [case.outputs() for _ in ranks]
+                ranks.run(
+                    lambda comm, case=case, results=results, protocol=protocol: boundaries[comm.rank](
+                        case.xs[comm.rank], *case.common(), new_residual=results[comm.rank][0],
+                        h=results[comm.rank][1], protocol=protocol,
+                    )
+                )  # fmt: skip
+                check(results, case)
+                calls += 2
+            if order == "mixed":
+                assert torch.equal(ranks.all_gather(case.xs)[1], torch.stack(case.xs))
+                parts = ranks.reduce_scatter(case.xs)
+                assert all(torch.equal(*pair) for pair in zip(parts, reference.reduce_scatter(case.xs), strict=True))
+                calls += 2
+        assert clean(ranks, calls)
+
+
+def test_R6_500_calls_with_changed_inputs():
+    index = torch.arange(3 * HIDDEN).view(3, HIDDEN)
+    xs, outs = ([torch.zeros(3, HIDDEN).bfloat16() for _ in range(4)] for _ in range(2))
+    with world() as ranks:
+        for step in range(500):
+            for rank, x in enumerate(xs):
+                x.copy_(stepped(index, rank, step))
+            ranks.all_reduce(xs, outs, protocol=("ll", "two_shot")[step % 2])
+            wanted = reference.all_reduce(xs)
+            assert all(torch.equal(out, wanted) for out in outs), step
+        assert clean(ranks, 500)
 
 
 def test_R13_this_fma_and_the_references_are_two_and_agree(seed):
