@@ -130,7 +130,7 @@ class StoreGroup:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
         sizes = {rank: envelope["world_size"] for rank, envelope in sorted(seen.items())}
         if len(set(sizes.values())) > 1:
-            raise _disagreement({"world_size": {rank: sizes.get(rank, "no answer") for rank in range(count)}})
+            raise _other_worlds({rank: sizes.get(rank, "no answer") for rank in range(count)})
         missing = tuple(sorted(set(range(count)) - set(seen)))
         if missing:
             raise GroupError(
@@ -157,22 +157,6 @@ class StoreGroup:
             if self._store.add(self._key(sequence, "read"), 1) == self.world_size:
                 for name in (*range(self.world_size), "read"):
                     self._store.delete_key(self._key(sequence, name))
-
-
-def agree(group: Group, tag: str, values: dict[str, JSON], timeout_s: float) -> None:
-    """Returns if every rank calls with the same `values`.
-
-    Raises:
-        CapabilityError: they differ; the same text on every rank, with every rank's value of what differs.
-        GroupError: a rank did not answer.
-    """
-    answers = group.exchange(tag, values, timeout_s)
-    dicts = [answer if isinstance(answer, dict) else {} for answer in answers]
-    names = dict.fromkeys(name for answer in dicts for name in answer)  # in the order in which they were told
-    told = {name: {rank: answer.get(name, "no value") for rank, answer in enumerate(dicts)} for name in names}
-    differing = {name: values for name, values in told.items() if any(value != values[0] for value in values.values())}
-    if differing:
-        raise _disagreement(differing)
 
 
 def local_groups(world_size: int) -> list[StoreGroup]:
@@ -347,12 +331,8 @@ def _check_place(envelope: dict[str, Any], rank: int, tag: str, own_rank: int) -
         )
 
 
-def _disagreement(differing: dict[str, dict[int, Any]]) -> CapabilityError:
-    """The error for what ranks were told to be equal and is not: name -> rank -> value."""
-    ranks = next(iter(differing.values()))
-    reasons = {rank: [f"{name}={told[rank]}" for name, told in differing.items()] for rank in ranks}
-    listed = "; ".join(
-        f"{name}: {', '.join(f'rank {rank}: {value}' for rank, value in told.items())}"
-        for name, told in differing.items()
-    )
-    return CapabilityError(f"ranks disagree on {listed}. Start every rank with the same values.", reasons)
+def _other_worlds(told: dict[int, Any]) -> CapabilityError:
+    """The error for ranks that were told of different numbers of ranks: rank -> number."""
+    listed = ", ".join(f"rank {rank}: {value}" for rank, value in told.items())
+    reasons = {rank: [f"world_size={value}"] for rank, value in told.items()}
+    return CapabilityError(f"ranks disagree on world_size: {listed}. Start every rank with the same number.", reasons)

@@ -12,13 +12,12 @@ from typing import Any, TypeVar
 import torch
 
 from nvcomm import topology
-from nvcomm._version import __version__
-from nvcomm.capability import vote
+from nvcomm.capability import check, vote
 from nvcomm.collectives.all_gather import AllGatherConfig
 from nvcomm.collectives.engine import DeviceEngine
-from nvcomm.env import multicast_disabled_by
+from nvcomm.env import multicast_disabled_by, settings
 from nvcomm.errors import CapabilityError, UnsupportedError, UsageError
-from nvcomm.group import Group, StoreGroup, agree
+from nvcomm.group import Group, StoreGroup
 from nvcomm.host.recovery import above
 from nvcomm.mailbox import LAYOUT_VERSION, MailboxLayout
 from nvcomm.memory.symmetric import SymmetricMemory
@@ -101,10 +100,10 @@ def build_peer(group: Group, device: torch.device, options: Options) -> DeviceEn
         "generation": options.generation,
         "protocol": options.protocol,
         "transport": options.transport,
-        "nvcomm version": __version__,
         "mailbox layout version": LAYOUT_VERSION,
+        "NVCOMM_DEVICE_CHECKS": settings().device_checks,
     }
-    agree(group, "nvcomm.peer.handshake", ours, options.timeout_s)
+    check([], group, options.timeout_s, config=ours)
     with torch.cuda.device(device):
         # What fails on one rank is told to all before anybody leaves: no rank waits for one that has given up.
         token = secrets.token_hex(8)

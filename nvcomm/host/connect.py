@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from nvcomm._version import __version__
+from nvcomm.capability import check
+from nvcomm.env import settings
 from nvcomm.errors import UsageError
-from nvcomm.group import Group, agree, local_groups
+from nvcomm.group import Group, local_groups
 from nvcomm.host.engine import HostEngine
 from nvcomm.mailbox import EMPTY, LAYOUT_VERSION, MailboxLayout
 from nvcomm.memory.host import HostMemory, connect, local_memories
@@ -17,18 +18,18 @@ def open_memory(group: Group, max_bytes: int, timeout_s: float) -> tuple[HostMem
     """Mailboxes in shared memory for the processes of one host. Collective.
 
     Raises:
-        CapabilityError: ranks disagree on world size, `max_bytes`, library version or layout, or the memory could not
-            be set up on one of them; the same text on every rank.
+        CapabilityError: ranks differ in world size, `max_bytes`, layout, checks or versions of packages, or the memory
+            could not be set up on one of them; the same text on every rank.
         GroupError: a rank did not answer within `timeout_s`.
     """
     layout = _layout(group.world_size, max_bytes)
     ours: dict[str, Any] = {
         "max_bytes": max_bytes,
-        "nvcomm version": __version__,
         "mailbox layout version": LAYOUT_VERSION,
         "mailbox size in bytes": layout.size_bytes,
+        "NVCOMM_DEVICE_CHECKS": settings().device_checks,
     }
-    agree(group, "host/handshake", ours, timeout_s)
+    check([], group, timeout_s, config=ours)
     memory = connect(group, layout.size_bytes, armed_bytes=layout.faults_base, armed_word=EMPTY, timeout_s=timeout_s)
     return memory, layout
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from nvcomm import group
 from nvcomm.errors import CapabilityError, GroupError, UsageError
-from nvcomm.group import MAX_ANSWER_BYTES, StoreGroup, agree, as_group, from_mpi, from_process_group, local_groups
+from nvcomm.group import MAX_ANSWER_BYTES, StoreGroup, as_group, from_mpi, from_process_group, local_groups
 
 
 def together(works, limit_s=30.0):
@@ -132,19 +132,6 @@ def test_ranks_that_disagree_on_the_world_size_all_get_the_same_error():
     assert [type(error) for error in results] == [CapabilityError] * 3
     assert len({str(error) for error in results}) == 1
     assert "world_size: rank 0: 2, rank 1: 3, rank 2: 3" in str(results[0])
-
-
-def test_agree_lists_every_rank_with_the_same_text():
-    groups = local_groups(3)
-    same = {"version": 1, "max_bytes": 64}
-    assert together([lambda g=g: agree(g, "h", same, 5.0) for g in groups]) == [None] * 3
-    results = together([lambda g=g: agree(g, "h", same | {"max_bytes": 64 << (g.rank == 2)}, 5.0) for g in groups])
-    assert {str(error) for error in results} == {
-        "ranks disagree on max_bytes: rank 0: 64, rank 1: 64, rank 2: 128. Start every rank with the same values."
-    }
-    assert results[0].reasons[2] == ["max_bytes=128"]
-    results = together([lambda g=g: agree(g, "h", same if g.rank else {"version": 1}, 5.0) for g in groups])
-    assert all("rank 0: no value" in str(error) for error in results)
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(-1, 2), (2, 2), (0, 0)])
