@@ -18,13 +18,16 @@ WARP = 32
 VECTOR_BYTES = 16
 VECTOR_COLUMNS = 8
 UNROLL = 8  # vectors of a thread in flight together: 32 registers
-GROUP_BINS = 4096  # bins of the first histogram: the upper 12 bits of a key
+# Histograms begin with the largest key of the row or CTA. Keys of one octave of BF16 are 128 apart.
+GROUP_BINS = 4096  # of group maxima
+EXACT_BINS = 2048  # of them, a key each; the rest 2**FAR_SHIFT keys each
+FAR_SHIFT = 5
+FINE_BINS = 1024  # down to the threshold
+FINEST_BINS = 256  # at least 2**16 / FINE_BINS, and what a warp reads at once
+ORDER_BINS = 4096  # of `topk_ordered`: the upper 12 bits of a key
 SUB_BINS = 16  # the lower 4 bits
-FINE_BINS = 1024  # bins over [threshold, largest key]; keys of one octave of BF16 are 128 apart
-FINEST_BINS = 128  # at least 2**16 / FINE_BINS, and what a warp reads at once
 MAX_STEPS = 65536  # (step, thread) pairs of a CTA: their maxima are 16 bits each, and so are their names
 WINDOW = 128  # names of hot vectors that a warp lists at once
-FEW_STEPS = WINDOW // WARP  # a row of so few steps is listed without counting first
 PDL_BYTES = 30 << 20  # half of the L2 cache of an H200; see `choose_config`
 
 
@@ -80,7 +83,7 @@ class TopkConfig:
 
         Those of the cluster, and k equal elements of each CTA, are counted in 16 bits.
         """
-        return min(4096 if self.cluster < 8 else 2304, (0xFFFF // self.cluster - self.k) // 8 * 8)
+        return min(4096, (0xFFFF // self.cluster - self.k) // 8 * 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +93,14 @@ class SharedLayout:
     Attributes:
         groups: GROUP_BINS words; later each warp lists WINDOW 16-bit names of vectors there.
         fine: FINE_BINS words, the cluster's candidates: low half all CTAs, high half the CTAs before this one.
-        finest: FINEST_BINS words, the same for the bin of the threshold.
+        finest: FINEST_BINS words, the same for the bin of the k-th key.
         sub: SUB_BINS words.
         counters: 8 words.
         barriers: two mbarriers, for the bracket and for the candidates.
         slots: two words a CTA of the cluster.
-        headers: what each CTA of the cluster sends: how many candidates.
         warp_totals: two words a warp.
-        found: four words.
         maxima: BF16 maximum of each vector, 8 steps of a thread together.
         above_index, above_key, equal_index: this CTA's candidates.
-        received: the keys of the candidates of each CTA of the cluster.
     """
 
     config: TopkConfig
@@ -113,10 +113,8 @@ class SharedLayout:
     zeroed_bytes: int = counters + 32
     barriers: int = zeroed_bytes
     slots: int = barriers + 16
-    headers: int = slots + 2 * 16 * 4
-    warp_totals: int = headers + 16 * 4
-    found: int = warp_totals + 2 * 32 * 4
-    maxima: int = found + 16
+    warp_totals: int = slots + 2 * 16 * 4
+    maxima: int = warp_totals + 2 * 32 * 4
 
     @property
     def above_index(self) -> int:
@@ -131,12 +129,8 @@ class SharedLayout:
         return self.above_key + 2 * self.config.candidate_capacity
 
     @property
-    def received(self) -> int:
-        return self.equal_index + 4 * self.config.k
-
-    @property
     def total_bytes(self) -> int:
-        return self.received + (2 * self.config.candidate_capacity * self.config.cluster) * (self.config.cluster > 1)
+        return self.equal_index + 4 * self.config.k
 
 
 def choose_config(

@@ -1,210 +1,254 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collecting the elements that reach the threshold, from the few vectors whose maximum does. Inlined.
 
-Every warp finds the hot ones among the vectors that it read, lists them and reads them again, from L1 or L2: a few
-percent of the row. Warps do not wait for each other before the end.
+Every warp finds the hot ones among the vectors that it read, lists them and reads them again, a lane a vector, from L1
+or L2: a few percent of the row. What it keeps it counts at once in all CTAs of the row. No warp waits for another.
 """
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint32, const_expr, range_constexpr
+from cutlass import Boolean, Int32, Uint32, const_expr, range_constexpr
 
-from decode.topk_config import FEW_STEPS, UNROLL, VECTOR_COLUMNS, WARP, WINDOW
-from decode.topk_exchange import NUM_ABOVE, NUM_EQUAL, counter
+from decode.topk_config import UNROLL, VECTOR_COLUMNS, WARP, WINDOW
+from decode.topk_exchange import (
+    NUM_ABOVE,
+    NUM_EQUAL,
+    OVERFLOW,
+    Bracket,
+    count_candidates,
+    count_in_lanes,
+    counter,
+)
 from decode.topk_find import popc, warp_inclusive_sum
-from decode.topk_keys import MAX_KEY, Row, column_key_if, marks_of_steps, order_key, value_pair, vector_at
+from decode.topk_keys import (
+    MAX_KEY,
+    Quad,
+    Row,
+    first_vector,
+    ld_vector_below,
+    marks_above,
+    min_u32,
+    order_key,
+    value_below,
+    value_pair,
+    vector_address,
+)
 from nvcomm.ptx import cluster as ptx
 
-VECTORS_AT_ONCE = WARP // VECTOR_COLUMNS
-LOADS_IN_FLIGHT = 4
-MARKED_BATCHES = 8  # whose 8 bits each fill two words of marks
+MARKED_BATCHES = 4  # whose 8 bits each fill a word of marks
 
 
 @cute.jit
-def harvest(row: Row, threshold: Uint32, num_batches: Int32, tail: Uint32) -> None:
-    """Collects this CTA's elements above the threshold, and up to k of those at it, in shared memory.
+def harvest(row: Row, bracket: Bracket, num_batches: Int32, tail: Uint32) -> Int32:
+    """Collects this CTA's elements above the threshold, and up to k of those at it, and counts them in the row's CTAs.
 
     The counters go on past the capacities: an overflow is seen, and nothing is written past the end.
+
+    Returns:
+        How many counts this warp has sent to each CTA.
     """
-    if row.num_vectors <= FEW_STEPS * row.config.step_vectors:
-        marks, _ = marks_of_batches(row, threshold, Int32(0), num_batches, False)
-        keep_listed(row, threshold, list_few(row, marks))
-    else:
-        for first_batch in cutlass.range(0, num_batches, MARKED_BATCHES, unroll=1):
-            harvest_batches(row, threshold, first_batch, num_batches)
+    num_sent = Int32(0)
+    for first_batch in cutlass.range(0, num_batches, MARKED_BATCHES, unroll=1):
+        num_sent = num_sent + harvest_batches(row, bracket, first_batch, num_batches)
     if const_expr(row.config.mode == "columns"):  # noqa: SIM102
         if (row.cta == 0) & (row.warp == 0) & (row.num_tail > 0):
-            keep_in_warp(row, [tail], [row.num_vectors * VECTOR_COLUMNS + row.lane], threshold)
-    cute.arch.sync_threads()
-
-
-def names_of_warp(row: Row) -> Uint32:
-    """Where this warp lists hot vectors, each called (batch * threads + thread) * 8 + step."""
-    return row.smem + Uint32(row.layout.groups) + Uint32(row.warp * WINDOW) * 2
+            num_sent = num_sent + keep_keys(row, bracket, tail, row.num_vectors * VECTOR_COLUMNS + row.lane)
+    return num_sent
 
 
 @cute.jit
-def list_few(row: Row, marks: Uint32) -> Int32:
-    """Lists the marked vectors of the first steps; returns how many there are."""
-    total = Uint32(0)
-    for step in range_constexpr(FEW_STEPS):
-        is_marked = (marks & Uint32(1 << step)) != 0
-        lanes = ptx.ballot(is_marked)
-        if is_marked:
-            at = names_of_warp(row) + (total + popc(lanes & ptx.lanes_below())) * 2
-            ptx.st_shared_u16(at, Uint32(row.thread * UNROLL + step))
-        total = total + popc(lanes)
-    return Int32(total)
-
-
-@cute.jit
-def harvest_batches(row: Row, threshold: Uint32, first_batch: Int32, num_batches: Int32) -> None:
-    """Collects from up to eight batches, in windows of as many vectors as a warp can list."""
-    low, high = marks_of_batches(row, threshold, first_batch, num_batches, False)
-    count = popc(low) + popc(high)
+def harvest_batches(row: Row, bracket: Bracket, first_batch: Int32, num_batches: Int32) -> Int32:
+    """Collects from up to four batches, in windows of as many vectors as a warp can list."""
+    num_sent = Int32(0)
+    marks = marks_of_batches(row, value_below(bracket.threshold), first_batch, num_batches)
+    count = popc(marks)
     upto = warp_inclusive_sum(count)
     total = ptx.shfl_idx(upto, Uint32(WARP - 1))
     while total > 0:
-        at = upto - count
-        low, at = list_marked(row, first_batch, low, at)
-        if const_expr(row.config.batches > 4):
-            high, at = list_marked(row, first_batch + 4, high, at)
+        marks = list_marked(row, first_batch, marks, upto - count)
         listed = Int32(total)
         if listed > WINDOW:
             listed = Int32(WINDOW)
-        keep_listed(row, threshold, listed)
+        num_sent = num_sent + keep_listed(row, bracket, listed)
         if total > WINDOW:
             # A row of ties: once there are k of them, only vectors with something above are worth a look.
             if ptx.ld_shared(counter(row, NUM_EQUAL)) >= row.config.k:
-                strict_low, strict_high = marks_of_batches(row, threshold, first_batch, num_batches, True)
-                low = low & strict_low
-                high = high & strict_high
-            count = popc(low) + popc(high)
+                strict = marks_of_batches(row, value_pair(bracket.threshold), first_batch, num_batches)
+                marks = marks & (strict * Uint32(bracket.threshold != MAX_KEY))
+            count = popc(marks)
             upto = warp_inclusive_sum(count)
             total = ptx.shfl_idx(upto, Uint32(WARP - 1))
         else:
             total = Uint32(0)
+    return num_sent
 
 
 @cute.jit
-def marks_of_batches(
-    row: Row, threshold: Uint32, first_batch: Int32, num_batches: Int32, strict: const_expr
-) -> tuple[Uint32, Uint32]:
-    """8 bits for each of eight of this thread's batches: vectors whose maximum reaches, or exceeds, the threshold."""
-    bound = value_pair(threshold)
-    words = cute.make_rmem_tensor((2,), Uint32)
-    words[0] = Uint32(0)
-    words[1] = Uint32(0)
+def marks_of_batches(row: Row, bound: Uint32, first_batch: Int32, num_batches: Int32) -> Uint32:
+    """8 bits for each of four of this thread's batches: vectors whose maximum is above `bound`."""
+    marks = Uint32(0)
     for i in range_constexpr(min(MARKED_BATCHES, row.config.batches)):
         if first_batch + i < num_batches:
             pair = (first_batch + i) * row.config.threads + row.thread
             steps = ptx.ld_shared_v4(row.smem + Uint32(row.layout.maxima) + Uint32(pair) * 16)
-            marks = marks_of_steps(steps, bound, strict=strict)
-            words[i // 4] = words[i // 4] | (marks << Uint32(UNROLL * (i % 4)))
-    if const_expr(strict):
-        # The comparison holds for NaN on either side, but nothing exceeds NaN.
-        for i in range_constexpr(2):
-            words[i] = words[i] * Uint32(threshold != MAX_KEY)
-    return words[0], words[1]
+            marks = marks | (marks_above(steps, bound) << Uint32(UNROLL * i))
+    return marks
+
+
+def names_of_warp(row: Row) -> Uint32:
+    """Where this warp lists hot vectors, each called step * 32 + lane, where steps count over all batches."""
+    return row.smem + Uint32(row.layout.groups) + Uint32(row.warp * WINDOW) * 2
 
 
 @cute.jit
-def list_marked(row: Row, first_batch: Int32, marks: Uint32, at: Uint32) -> tuple[Uint32, Uint32]:
+def list_marked(row: Row, first_batch: Int32, marks: Uint32, at: Uint32) -> Uint32:
     """Lists this thread's marked vectors of four batches at places from `at` to the end of the window.
 
     Returns:
-        The marks that remain, and the next place.
+        The marks that remain.
     """
+    first_name = Uint32(first_batch * (UNROLL * WARP) + row.lane)
     while (marks != 0) & (at < WINDOW):
-        bit = Int32(popc((marks - 1) & (Uint32(0xFFFFFFFF) - marks)))
-        pair = (first_batch + bit // UNROLL) * row.config.threads + row.thread
-        ptx.st_shared_u16(names_of_warp(row) + at * 2, Uint32(pair * UNROLL + bit % UNROLL))
+        bit = lowest_bit(marks)
+        ptx.st_shared_u16(names_of_warp(row) + at * 2, first_name + bit * WARP)
         marks = marks & (marks - 1)
         at = at + 1
-    return marks, at
+    return marks
+
+
+def lowest_bit(mask: Uint32) -> Uint32:
+    """The number of the lowest set bit; there is one."""
+    return popc((mask - 1) & (Uint32(0xFFFFFFFF) - mask))
 
 
 @cute.jit
-def keep_listed(row: Row, threshold: Uint32, num_names: Int32) -> None:
-    """Keeps what reaches the threshold in the vectors that this warp has listed."""
+def keep_listed(row: Row, bracket: Bracket, num_names: Int32) -> Int32:
+    """Keeps what reaches the threshold in the vectors that this warp has listed; returns its counts sent per CTA."""
+    num_sent = Int32(0)
     cute.arch.sync_warp()
-    if const_expr(row.config.mode == "blocks"):
-        for first in cutlass.range(0, num_names, WARP, unroll=1):
-            keep_blocks(row, threshold, num_names, first)
-    elif num_names <= VECTORS_AT_ONCE:
-        if num_names > 0:
-            keep_columns(row, threshold, num_names, Int32(0), 1)
-    else:
-        # A wide row's vectors come from memory: several loads in flight.
-        for first in cutlass.range(0, num_names, VECTORS_AT_ONCE * LOADS_IN_FLIGHT, unroll=1):
-            keep_columns(row, threshold, num_names, first, LOADS_IN_FLIGHT)
+    for first in cutlass.range(0, num_names, WARP, unroll=1):
+        i = first + row.lane
+        name = Uint32(row.lane)
+        if i < num_names:
+            name = ptx.ld_shared_u16(names_of_warp(row) + Uint32(i) * 2)
+        step = Int32(name) // WARP
+        source = row.warp * WARP + Int32(name) % WARP  # the thread that read it
+        vector = first_vector(row.config, row.cta, source) + step * row.config.step_vectors
+        # A maximum of -inf may stand for a vector past the end.
+        inside = (i < num_names) & (vector < row.num_vectors)
+        if const_expr(row.config.mode == "blocks"):
+            key = Uint32(0)
+            if inside:
+                at = ((step // UNROLL * row.config.threads + source) * UNROLL + step % UNROLL) * 2
+                key = order_key(ptx.ld_shared_u16(row.smem + Uint32(row.layout.maxima) + Uint32(at)))
+            num_sent = num_sent + keep_keys(row, bracket, key, vector)
+        else:
+            num_sent = num_sent + keep_columns(row, bracket, vector, inside)
     cute.arch.sync_warp()
-
-
-def vector_of_name(row: Row, name: Int32) -> Int32:
-    """The vector of that name."""
-    pair = name // UNROLL
-    return vector_at(row, pair // row.config.threads, name % UNROLL, pair % row.config.threads)
+    return num_sent
 
 
 @cute.jit
-def keep_columns(row: Row, threshold: Uint32, num_names: Int32, first: Int32, num_loads: const_expr) -> None:
-    """Keeps the columns of listed vectors that reach the threshold, a lane a column."""
-    column = row.lane % VECTOR_COLUMNS
-    keys = []
-    columns = []
-    for load in range_constexpr(num_loads):
-        i = first + load * VECTORS_AT_ONCE + row.lane // VECTOR_COLUMNS
-        vector = vector_of_name(row, Int32(ptx.ld_shared_u16(names_of_warp(row) + Uint32(i) * 2)))
-        columns.append(vector * VECTOR_COLUMNS + column)
-        keys.append(column_key_if(row, vector, column, (i < num_names) & (vector < row.num_vectors)))
-    keep_in_warp(row, keys, columns, threshold)
+def keep_columns(row: Row, bracket: Bracket, vector: Int32, inside: Boolean) -> Int32:
+    """Keeps the columns that reach the threshold of a vector a lane, if `inside`."""
+    limit = row.num_vectors * Int32(inside)
+    words = ld_vector_below(vector_address(row, vector), vector, limit)
+    reach = marks_above(words, value_below(bracket.threshold)) * Uint32(inside)
+    above = marks_above(words, value_pair(bracket.threshold)) * Uint32(inside & (bracket.threshold != MAX_KEY))
+    equal = reach - above
+    at_above, at_equal, num_above, num_equal = take_places(row, popc(above), popc(equal))
+    at = at_above
+    while above != 0:
+        bit = lowest_bit(above)
+        put_above(row, at, order_key(element(words, bit)), vector * VECTOR_COLUMNS + Int32(bit))
+        above = above & (above - 1)
+        at = at + 1
+    at = at_equal
+    while equal != 0:
+        put_equal(row, at, vector * VECTOR_COLUMNS + Int32(lowest_bit(equal)))
+        equal = equal & (equal - 1)
+        at = at + 1
+    return count_kept(row, bracket, at_above, at_equal, num_above, num_equal)
 
 
 @cute.jit
-def keep_blocks(row: Row, threshold: Uint32, num_names: Int32, first: Int32) -> None:
-    """Keeps listed vectors themselves: their maxima are what blocks compete with."""
-    i = first + row.lane
-    key = Uint32(0)
-    vector = Int32(0)
-    if i < num_names:
-        name = ptx.ld_shared_u16(names_of_warp(row) + Uint32(i) * 2)
-        vector = vector_of_name(row, Int32(name))
-        if vector < row.num_vectors:
-            key = order_key(ptx.ld_shared_u16(row.smem + Uint32(row.layout.maxima) + name * 2))
-    keep_in_warp(row, [key], [vector], threshold)
+def element(words: Quad, i: Uint32) -> Uint32:
+    """BF16 i of a vector."""
+    a, b, c, d = words
+    if i >= 4:
+        a = c
+        b = d
+    if (i & 2) != 0:
+        a = b
+    return (a >> ((i & 1) * 16)) & Uint32(0xFFFF)
 
 
 @cute.jit
-def keep_in_warp(row: Row, keys: list[Uint32], indices: list[Int32], threshold: Uint32) -> None:
-    """Appends each lane's elements that reach the threshold; all lanes take part. Key 0 is no element."""
-    above = [ptx.ballot(key > threshold) for key in keys]
-    equal = [ptx.ballot(key == threshold) for key in keys]
-    num_above = popc(above[0])
-    num_equal = popc(equal[0])
-    for i in range_constexpr(1, len(keys)):
-        num_above = num_above + popc(above[i])
-        num_equal = num_equal + popc(equal[i])
-    if num_above + num_equal != 0:
-        base = Uint32(0)
-        if row.lane < 2:
-            # Lane 0 takes places above the threshold, lane 1 at it, from neighbouring counters.
-            count = num_above
-            if row.lane == 1:
-                count = num_equal
-            base = ptx.atom_add_shared(counter(row, NUM_ABOVE) + Uint32(row.lane) * 4, count)
-        at_above = ptx.shfl_idx(base, Uint32(0))
-        at_equal = ptx.shfl_idx(base, Uint32(1))
-        below = ptx.lanes_below()
-        for i in range_constexpr(len(keys)):
-            if keys[i] > threshold:
-                put_above(row, at_above + popc(above[i] & below), keys[i], indices[i])
-            if keys[i] == threshold:
-                put_equal(row, at_equal + popc(equal[i] & below), indices[i])
-            at_above = at_above + popc(above[i])
-            at_equal = at_equal + popc(equal[i])
+def keep_keys(row: Row, bracket: Bracket, key: Uint32, index: Int32) -> Int32:
+    """Keeps an element a lane if it reaches the threshold; key 0 is no element."""
+    is_above = key > bracket.threshold
+    is_equal = key == bracket.threshold
+    at_above, at_equal, num_above, num_equal = take_places(row, Uint32(is_above), Uint32(is_equal))
+    if is_above:
+        put_above(row, at_above, key, index)
+    if is_equal:
+        put_equal(row, at_equal, index)
+    return count_kept(row, bracket, at_above, at_equal, num_above, num_equal)
+
+
+@cute.jit
+def take_places(row: Row, above: Uint32, equal: Uint32) -> tuple[Uint32, Uint32, Uint32, Uint32]:
+    """Takes places in the lists of this CTA, `above` and `equal` for this lane; all lanes take part.
+
+    Returns:
+        This lane's first places, and how many the warp has taken.
+    """
+    packed = above | (equal << Uint32(16))
+    upto = warp_inclusive_sum(packed)
+    total = ptx.shfl_idx(upto, Uint32(WARP - 1))
+    num_above = total & Uint32(0xFFFF)
+    num_equal = total >> Uint32(16)
+    base = Uint32(0)
+    if row.lane < 2:
+        # Lane 0 takes places above the threshold, lane 1 at it, from neighbouring counters.
+        count = num_above
+        if row.lane == 1:
+            count = num_equal
+        base = ptx.atom_add_shared(counter(row, NUM_ABOVE) + Uint32(row.lane) * 4, count)
+    before = upto - packed
+    at_above = ptx.shfl_idx(base, Uint32(0)) + (before & Uint32(0xFFFF))
+    at_equal = ptx.shfl_idx(base, Uint32(1)) + (before >> Uint32(16))
+    return at_above, at_equal, num_above, num_equal
+
+
+@cute.jit
+def count_kept(
+    row: Row, bracket: Bracket, at_above: Uint32, at_equal: Uint32, num_above: Uint32, num_equal: Uint32
+) -> Int32:
+    """Counts what a warp has just kept in all CTAs of the row; its first places are those of lane 0."""
+    num_sent = Int32(0)
+    capacity = Uint32(row.config.candidate_capacity)
+    cute.arch.sync_warp()
+    if num_above != 0:
+        begin = ptx.shfl_idx(at_above, Uint32(0))
+        end = begin + num_above
+        if end > capacity:
+            count_in_lanes(row, Uint32(row.layout.counters + 4 * OVERFLOW), Uint32(1))
+            num_sent = num_sent + 1
+        begin = min_u32(begin, capacity)
+        end = min_u32(end, capacity)
+        count_candidates(row, bracket, Int32(begin), Int32(end))
+        num_sent = num_sent + Int32(end - begin)
+    if num_equal != 0:
+        begin = ptx.shfl_idx(at_equal, Uint32(0))
+        kept = min_u32(begin + num_equal, Uint32(row.config.k)) - min_u32(begin, Uint32(row.config.k))
+        if kept != 0:
+            offset = Uint32(row.layout.fine) + ((bracket.largest - bracket.threshold) >> bracket.shift) * 4
+            count_in_lanes(row, offset, kept)
+            num_sent = num_sent + 1
+    return num_sent
 
 
 @cute.jit

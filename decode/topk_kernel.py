@@ -25,19 +25,19 @@ from cuda.bindings.driver import CUstream
 from cutlass import Int32, Int64, Uint32, const_expr, range_constexpr
 
 from decode.topk_config import BLOCK_COLUMNS, VECTOR_BYTES, VECTOR_COLUMNS, WARP, SharedLayout, TopkConfig
-from decode.topk_emit import bins_in_use, emit, find_fine, has_work, put, refine
+from decode.topk_emit import emit, find_kth, has_work, put
 from decode.topk_exchange import (
     NUM_ABOVE,
     NUM_EQUAL,
+    OVERFLOW,
     counter,
     exchange_bracket,
-    exchange_candidates,
-    note_largest,
     prepare,
+    wait_for_counts,
 )
 from decode.topk_find import group_threshold
 from decode.topk_harvest import harvest
-from decode.topk_keys import MIN_KEY, Quad, Row, first_vector, ld_vector_below, tail_key
+from decode.topk_keys import MIN_KEY, Quad, Row, first_vector, ld_vector_below, min_u32, tail_key
 from decode.topk_ordered import count_all, emit_in_order
 from decode.topk_stream import stream
 from nvcomm.ptx import cluster as ptx
@@ -189,52 +189,37 @@ def fill(row: Row, first: Uint32) -> None:
 @cute.jit
 def select(row: Row, first: Quad, stamps: cute.Tensor) -> None:
     """The top `num_select` elements of a row that has more than that, or in block mode at least that many."""
-    config, layout = row.config, row.layout
+    config = row.config
     tail = Uint32(0)
     if (row.cta == 0) & (row.thread < row.num_tail):
         tail = tail_key(row, row.thread)
     groups = cute.make_rmem_tensor((config.groups_per_thread,), Uint32)
     num_batches = stream(row, groups, first)
-    note_largest(row, groups, tail)
     stamp(config, stamps, 3)
-    own_threshold = group_threshold(row, groups)
+    own_threshold, own_largest = group_threshold(row, groups, tail)
     stamp(config, stamps, 4)
-    threshold, largest = exchange_bracket(row, own_threshold)
+    bracket = exchange_bracket(row, own_threshold, own_largest)
     stamp(config, stamps, 5)
 
-    harvest(row, threshold, num_batches, tail)
+    num_sent = harvest(row, bracket, num_batches, tail)
     stamp(config, stamps, 6)
+    wait_for_counts(row, num_sent)
     num_above = Int32(ptx.ld_shared(counter(row, NUM_ABOVE)))
-    num_equal = Int32(ptx.ld_shared(counter(row, NUM_EQUAL)))
-    overflow = Uint32(num_above > config.candidate_capacity)
-    if num_above > config.candidate_capacity:
-        num_above = Int32(config.candidate_capacity)
-    if num_equal > config.k:
-        num_equal = Int32(config.k)
-    shift = Uint32(0)
-    for bits in range_constexpr(10, 16):
-        shift = shift + Uint32(((largest - threshold) >> Uint32(bits)) != 0)
-    overflow = exchange_candidates(row, threshold, shift, num_above, Uint32(num_equal), overflow)
+    num_equal = Int32(min_u32(ptx.ld_shared(counter(row, NUM_EQUAL)), Uint32(config.k)))
     stamp(config, stamps, 7)
 
     kth = Uint32(0)
     above = Uint32(0)
-    if overflow != 0:
+    if ptx.ld_shared(counter(row, OVERFLOW)) != 0:
         kth, above = count_all(row)
         emit_in_order(row, kth, above)
-    elif has_work(row, num_above, num_equal, shift):
-        found, above, count = find_fine(row, layout.fine, bins_in_use(threshold, largest, shift), row.num_select)
-        kth = threshold + (found << shift)
-        if shift != 0:
-            equal_here = Uint32(0)
-            if found == 0:
-                equal_here = Uint32(num_equal)
-            kth, above, count = refine(row, kth, above, shift, num_above, equal_here)
+    elif has_work(row, bracket, num_above, num_equal):
+        kth, above, count = find_kth(row, bracket, num_above, num_equal)
         stamp(config, stamps, 8)
         if const_expr(config.deterministic):
             emit_in_order(row, kth, above & Uint32(0xFFFF))
         else:
-            emit(row, threshold, kth, above, count, num_above, num_equal)
+            emit(row, bracket.threshold, kth, above, count, num_above, num_equal)
     if const_expr(config.mode == "blocks"):
         end = row.num_select
         if kth == MIN_KEY:

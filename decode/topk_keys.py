@@ -16,6 +16,7 @@ from decode.topk_config import UNROLL, VECTOR_BYTES, VECTOR_COLUMNS, WARP, Share
 from nvcomm.ptx import memory
 
 MIN_KEY = 0x0080
+INF_KEY = 0xFF80
 MAX_KEY = 0xFFFF
 NEG_INF_PAIR = 0xFF80FF80
 
@@ -81,6 +82,11 @@ def max_u32(a: Uint32, b: Uint32) -> Uint32:
     return cute.arch.inline_ptx("max.u32 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[a, b])
 
 
+def min_u32(a: Uint32, b: Uint32) -> Uint32:
+    """The smaller of two."""
+    return cute.arch.inline_ptx("min.u32 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[a, b])
+
+
 def max_of_pair(pair: Uint32) -> Uint32:
     """The larger of the two halves, in the low half; the high half is 0."""
     return max_nan_pair(pair, (pair >> Uint32(16)) | (pair << Uint32(16))) & Uint32(0xFFFF)
@@ -94,12 +100,18 @@ def value_pair(key: Uint32) -> Uint32:
     return bits | (bits << Uint32(16))
 
 
-def marks_of_steps(pairs: Quad, bound: Uint32, *, strict: bool) -> Uint32:
-    """Bit i says that half i of the 8 halves is at least (strict: above) `bound`'s, or that either is NaN."""
-    compare = "gtu" if strict else "geu"
+def value_below(key: Uint32) -> Uint32:
+    """A BF16 value, in both halves, that `marks_above` finds exactly the values of `key` or more above.
+
+    Below the smallest NaN that is +inf, and below -inf a NaN, which everything counts as above.
+    """
+    return value_pair(min_u32(key - 1, Uint32(INF_KEY)))
+
+
+def marks_above(pairs: Quad, bound: Uint32) -> Uint32:
+    """Bit i says that half i of the 8 halves is above `bound`'s, or that either is NaN."""
     lines = " ".join(
-        f"setp.{compare}.bf16x2 p|q, {{$r{i}}}, {{$r4}}; "
-        f"@p or.b32 m, m, {1 << (2 * i)}; @q or.b32 m, m, {2 << (2 * i)};"
+        f"setp.gtu.bf16x2 p|q, {{$r{i}}}, {{$r4}}; @p or.b32 m, m, {1 << (2 * i)}; @q or.b32 m, m, {2 << (2 * i)};"
         for i in range(4)
     )
     return cute.arch.inline_ptx(
@@ -169,17 +181,6 @@ def tail_key(row: Row, i: Int32) -> Uint32:
     """The key of column `i` after the whole vectors; they are read one by one: nothing beyond the length is touched."""
     addr = vector_address(row, row.num_vectors) + Int64(i) * 2
     return order_key(memory.ld_weak_u16(addr))
-
-
-def column_key_if(row: Row, vector: Int32, column: Int32, inside: Boolean) -> Uint32:
-    """The key of one column of a vector if `inside`, else 0 and no access."""
-    addr = vector_address(row, vector) + Int64(column) * 2
-    bits = cute.arch.inline_ptx(
-        "{ .reg .pred p; setp.ne.b32 p, {$r1}, 0; mov.b32 {$w0}, 0; @p ld.global.u16 {$w0}, [{$r0}]; }",
-        write_only_types=[Uint32],
-        read_only_args=[addr, Uint32(inside)],
-    )
-    return order_key(bits) * Uint32(inside)
 
 
 @cute.jit

@@ -11,11 +11,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32, const_expr, range_constexpr
 
-from decode.topk_config import GROUP_BINS, SUB_BINS, WARP
+from decode.topk_config import ORDER_BINS, SUB_BINS, WARP
 from decode.topk_emit import put
 from decode.topk_exchange import cluster_sync
-from decode.topk_find import find_in_groups, find_in_sub_bins, warp_inclusive_sum
-from decode.topk_keys import MIN_KEY, Row, keys_of_vector
+from decode.topk_find import find_bin, popc, warp_inclusive_sum
+from decode.topk_keys import MAX_KEY, MIN_KEY, Row, keys_of_vector
 from nvcomm.ptx import cluster as ptx
 
 
@@ -23,7 +23,8 @@ from nvcomm.ptx import cluster as ptx
 def add_row(row: Row, offset: int, upper: Uint32, sub: const_expr) -> None:
     """Adds this CTA's share of the row to its own histogram: of upper 12 bits, or of lower 4 bits where they match.
 
-    Runs of equal bins within a vector are added at once: rows that come here are full of them.
+    Bins begin with the largest keys. Runs of equal bins within a vector are added at once: rows that come here are full
+    of them.
     """
     config = row.config
     keys = cute.make_rmem_tensor((row.elements,), Uint32)
@@ -33,10 +34,11 @@ def add_row(row: Row, offset: int, upper: Uint32, sub: const_expr) -> None:
         run_bin = Uint32(0)
         run = Uint32(0)
         for e in range_constexpr(row.elements):
-            here = keys[e] & Uint32(15) if const_expr(sub) else keys[e] >> Uint32(4)
+            distance = Uint32(MAX_KEY) - keys[e]
+            here = distance & Uint32(SUB_BINS - 1) if const_expr(sub) else distance // SUB_BINS
             counts = keys[e] != 0
             if const_expr(sub):
-                counts = (keys[e] >> Uint32(4)) == upper
+                counts = counts & (distance // SUB_BINS == upper)
             if counts:
                 if (here != run_bin) & (run > 0):
                     ptx.red_add_shared(row.smem + Uint32(offset) + run_bin * 4, run)
@@ -52,35 +54,39 @@ def add_row(row: Row, offset: int, upper: Uint32, sub: const_expr) -> None:
 def count_all(row: Row) -> tuple[Uint32, Uint32]:
     """The `num_select`-th largest key of the row, and how many are above it; all CTAs of the cluster take part."""
     config, layout = row.config, row.layout
-    per_thread = GROUP_BINS // config.threads
     zero = Uint32(0)
-    for i in range_constexpr(per_thread // 4):
-        ptx.st_shared_v4(row.smem + Uint32(layout.groups) + Uint32(row.thread * per_thread + 4 * i) * 4, (zero,) * 4)
+    quads = ORDER_BINS // (4 * config.threads)
+    for i in range_constexpr(quads):
+        ptx.st_shared_v4(
+            row.smem + Uint32(layout.groups + 16 * i * config.threads) + Uint32(row.thread) * 16, (zero,) * 4
+        )
     if row.thread < SUB_BINS:
         ptx.st_shared(row.smem + Uint32(layout.sub) + Uint32(row.thread) * 4, zero)
     cute.arch.sync_threads()
     add_row(row, layout.groups, zero, False)
     cluster_sync(row)
-    values = cute.make_rmem_tensor((per_thread,), Uint32)
-    for i in range_constexpr(per_thread):
-        values[i] = zero
-    at = row.smem + Uint32(layout.groups) + (Uint32(GROUP_BINS) - Uint32((row.thread + 1) * per_thread)) * 4
-    for cta in cutlass.range(config.cluster, unroll=1):
-        for quad in range_constexpr(per_thread // 4):
-            words = ptx.ld_shared_cluster_v4(ptx.mapa(at + Uint32(16 * quad), Uint32(cta)))
-            for i in range_constexpr(4):
-                values[per_thread - 1 - (4 * quad + i)] = values[per_thread - 1 - (4 * quad + i)] + words[i]
-    upper, above, _ = find_in_groups(row, values, row.num_select)
+    # The sums over the CTAs take the place of the candidates.
+    for i in range_constexpr(quads):
+        at = Uint32(16 * i * config.threads) + Uint32(row.thread) * 16
+        sums = [zero] * 4
+        for cta in range_constexpr(config.cluster):
+            words = ptx.ld_shared_cluster_v4(ptx.mapa(row.smem + Uint32(layout.groups) + at, Uint32(cta)))
+            sums = [total + word for total, word in zip(sums, words, strict=True)]
+        ptx.st_shared_v4(row.smem + Uint32(layout.above_index) + at, tuple(sums))
+    cute.arch.sync_threads()
+    upper, above, _ = find_bin(row, layout.above_index, ORDER_BINS, row.num_select, False)
     add_row(row, layout.sub, upper, True)
     cluster_sync(row)
     count = zero
     if row.lane < SUB_BINS:
-        at = row.smem + Uint32(layout.sub) + Uint32(SUB_BINS - 1 - row.lane) * 4
-        for cta in cutlass.range(config.cluster, unroll=1):
+        at = row.smem + Uint32(layout.sub) + Uint32(row.lane) * 4
+        for cta in range_constexpr(config.cluster):
             count = count + ptx.ld_shared_cluster(ptx.mapa(at, Uint32(cta)))
-    lower, count_above = find_in_sub_bins(row, count, above, row.num_select)
+    # The lanes that have not reached the target come first; the next one has.
+    upto = above + warp_inclusive_sum(count)
+    lower = popc(ptx.ballot(upto < row.num_select))
     # `emit_in_order` has a barrier of the cluster: nobody exits while these bins are still being read.
-    return upper * 16 + lower, count_above
+    return MAX_KEY - (upper * SUB_BINS + lower), ptx.shfl_idx(upto - count, lower)
 
 
 @cute.jit

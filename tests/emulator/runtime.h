@@ -241,16 +241,23 @@ inline bool mbarrier_wait(uint32_t addr, uint32_t parity) {
   if ((b.phase & 1) == parity) wait_until_changed(&b.phase, b.phase);
   return true;
 }
-inline void store_async(uint32_t addr, std::vector<uint32_t> words, uint32_t bar_addr) {
-  int rank = rank_of(addr), bytes = int(4 * words.size());
-  if (rank_of(bar_addr) != rank) fail("st.async and its mbarrier lie in different CTAs");
+// Lands later: `land` is called with the place.
+inline void fly(uint32_t addr, int bytes, uint32_t bar_addr, std::function<void(uint8_t*)> land) {
+  int rank = rank_of(addr);
+  if (rank_of(bar_addr) != rank) fail("an asynchronous store and its mbarrier lie in different CTAs");
   uint8_t* p = cluster_shared(addr, bytes);
   Mbarrier* b = &mbarrier(rank, offset_of(bar_addr));
   m->in_flight.push_back([=] {
-    memcpy(p, words.data(), bytes);
+    land(p);
     b->tx -= bytes;
     settle(*b);
   });
+}
+inline void store_async(uint32_t addr, std::vector<uint32_t> words, uint32_t bar_addr) {
+  fly(addr, int(4 * words.size()), bar_addr, [=](uint8_t* p) { memcpy(p, words.data(), 4 * words.size()); });
+}
+inline void reduce_async(uint32_t addr, uint32_t value, uint32_t bar_addr) {
+  fly(addr, 4, bar_addr, [=](uint8_t* p) { fetch_add(p, value); });
 }
 
 // ---- arithmetic on pairs of BF16

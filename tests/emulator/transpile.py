@@ -265,6 +265,10 @@ def _st_async(c: _Code, vector: str | None) -> str:
     return f"emu::store_async({c.address(0)}, {{{words}}}, {c.address(2)});"
 
 
+def _red_async(c: _Code) -> str:
+    return f"emu::reduce_async({c.address(0)}, {c[1]}, {c.address(2)});"
+
+
 def _mov(c: _Code, kind: str) -> str:
     return f"{c[0]} = {c[1]};"
 
@@ -293,6 +297,7 @@ _HANDLERS: list[tuple[str, Callable[..., str]]] = [
     (r"ld\.(global|shared::cluster|shared)(?:\.v(\d))?\.([bus]\d+)", _ld),
     (r"st\.(global|shared::cluster|shared)(?:\.v(\d))?\.([bus]\d+)", _st),
     (r"st\.async\.shared::cluster\.mbarrier::complete_tx::bytes(?:\.v(\d))?\.b32", _st_async),
+    (r"red\.async\.\S+\.shared::cluster\.mbarrier::complete_tx::bytes\.add\.u32", _red_async),
     (r"red\.relaxed\.(?:cta|cluster)\.(shared::cta|shared::cluster)\.add\.u32", _add_shared),
     (r"atom\.relaxed\.cta\.shared::cta\.add\.u32", _atom_shared),
     (r"mapa\.shared::cluster\.u32", lambda c: f"{c[0]} = emu::mapa({c[1]}, {c[2]});"),

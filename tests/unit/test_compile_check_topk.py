@@ -84,6 +84,6 @@ def test_sass_reads_16_bytes_and_keeps_l1():
     sass = disassemble(compiled(SOME[0], "sm_90a").cubin)
     assert not re.search(r"\b(LDL|STL)\b", sass)
     assert len(re.findall(r"LDG\.E\.128", sass)) >= 8
-    hot_path = sass[sass.index("CCTL.IVALL") + 1 : sass.rindex("STAS")]
+    hot_path = sass[sass.index("CCTL.IVALL") + 1 : sass.rindex("REDAS")]
     assert "CCTL.IVALL" not in hot_path
     assert "MEMBAR" not in hot_path
