@@ -23,6 +23,7 @@ from benchmarks.all_reduce_bars import Figures, all_reduce_table, mhc_table
 from benchmarks.graphs import RankGraphs
 from nvcomm.collectives.all_reduce import SWITCH_BYTES, choose
 from nvcomm.collectives.all_reduce_mhc_launch import MHC_SWITCH_BYTES
+from nvcomm.bench.boundary import post_collapse_norm
 from nvcomm.options import Pdl, Protocol
 from nvcomm.reference import collectives as reference
 
@@ -153,26 +154,6 @@ def mhc_us(setting: Setting, all_rows: Sequence[int], protocol: Protocol) -> Ite
 
             is_right = case.is_right if protocol == "mailbox" else None
             yield [timed(world, lambda comm, kind=kind: call(comm, kind), rows, is_right) for kind in PROTOCOLS]
-
-
-def post_collapse_norm(
-    y: torch.Tensor, residual: torch.Tensor, post: torch.Tensor, comb: torch.Tensor, pre: torch.Tensor,
-    weight: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The boundary behind an all-reduce, as one would write it for torch.compile."""
-    old = [residual[:, s].float() for s in range(STREAMS)]
-    new = []
-    for t in range(STREAMS):
-        mixed = y.float() * post[:, t, None]
-        for s in range(STREAMS):
-            mixed = mixed + old[s] * comb[:, s, t, None]
-        new.append(mixed.bfloat16())
-    collapsed = new[0].float() * pre[:, 0, None]
-    for t in range(1, STREAMS):
-        collapsed = collapsed + new[t].float() * pre[:, t, None]
-    collapsed = collapsed.bfloat16().float()
-    scale = torch.rsqrt(collapsed.square().mean(-1, keepdim=True) + EPS)
-    return torch.stack(new, 1), (collapsed * scale * weight.float()).bfloat16()
 
 
 def unfused_us(setting: Setting, all_rows: Sequence[int]) -> Iterator[float]:
