@@ -21,9 +21,9 @@ import torch
 import nvcomm
 from benchmarks.all_reduce_bars import Figures, all_reduce_table, mhc_table
 from benchmarks.graphs import RankGraphs
+from nvcomm.bench.boundary import post_collapse_norm
 from nvcomm.collectives.all_reduce import SWITCH_BYTES, choose
 from nvcomm.collectives.all_reduce_mhc_launch import MHC_SWITCH_BYTES
-from nvcomm.bench.boundary import post_collapse_norm
 from nvcomm.options import Pdl, Protocol
 from nvcomm.reference import collectives as reference
 
