@@ -6,15 +6,13 @@ from __future__ import annotations
 import sys
 
 import pytest
-import torch
 
 from tests.multi.test_peer import ROOT, run
 
 
-@pytest.mark.gpu
+# Not for one GPU: processes that share it under MPS end together.
+@pytest.mark.gpus(2)
 @pytest.mark.parametrize("scene", ["replaying", "waiting"])
 def test_survivors_are_told_in_time_and_go_on(scene):
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs: processes that share one under MPS end together")
     said = run([sys.executable, str(ROOT / "tests" / "multi" / "peer_killed.py"), scene])
     assert f"{scene}: all survivors went on" in said
