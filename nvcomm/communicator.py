@@ -19,7 +19,7 @@ from nvcomm.group import as_group
 from nvcomm.options import DEFAULT_MAX_BYTES, Options, Pdl, Protocol, Transport
 from nvcomm.stats import Audit, Stats
 from nvcomm.watcher import Watcher
-from nvcomm.worlds import Engine, build_rank
+from nvcomm.worlds import Engine, build_rank, device_of_all
 
 if TYPE_CHECKING:
     from nvcomm.collectives.all_reduce import ReduceOp, ReduceProtocol
@@ -82,8 +82,9 @@ class Communicator:
         """
         timeout_s = settings().timeout_s if timeout_s is None else timeout_s
         options = Options(max_bytes, timeout_s, pdl, device_share, generation, protocol, transport, seed)
-        target = resolve_device(device)
-        self._attach(build_rank(as_group(group), target, options), target, max_bytes)
+        ranks = as_group(group)
+        target = device_of_all(ranks, device, timeout_s)
+        self._attach(build_rank(ranks, target, options), target, max_bytes)
 
     @classmethod
     def from_engine(
@@ -370,18 +371,6 @@ class Communicator:
     def __del__(self) -> None:
         if getattr(self, "_engine", None) is not None and self._pid == os.getpid():
             warnings.warn(f"rank {self.rank}: a communicator was not closed", ResourceWarning, stacklevel=2)
-
-
-def resolve_device(device: torch.device | str | int | None) -> torch.device:
-    """The device with its index; the current GPU, or the CPU, where None."""
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    target = torch.device(device) if not isinstance(device, int) else torch.device("cuda", device)
-    if target.type not in ("cuda", "cpu"):
-        raise UsageError(f"device is {target}; wanted: a CUDA device or the CPU.")
-    if target.type == "cuda" and target.index is None:
-        target = torch.device("cuda", torch.cuda.current_device())
-    return target
 
 
 def virtual_world(world_size: int, device: torch.device | str | int | None = None, **options: object) -> VirtualWorld:

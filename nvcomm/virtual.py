@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from nvcomm.arguments import part_shape
-from nvcomm.communicator import Communicator, resolve_device
+from nvcomm.communicator import Communicator
 from nvcomm.env import settings
 from nvcomm.errors import UsageError
 from nvcomm.options import DEFAULT_MAX_BYTES, Options, Pdl, Protocol, Transport, check_world_size
-from nvcomm.worlds import build_world
+from nvcomm.worlds import build_world, resolve_device
 
 if TYPE_CHECKING:
     from nvcomm.collectives.all_reduce import ReduceOp, ReduceProtocol

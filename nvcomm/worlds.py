@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine a communicator gets: by the device, and by whether one process drives all ranks."""
+"""Which device and which engine a communicator gets, and whether one process drives all ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from nvcomm.errors import NvcommError, UnsupportedError
+from nvcomm.capability import vote
+from nvcomm.errors import CapabilityError, NvcommError, UnsupportedError, UsageError
 from nvcomm.group import Group
 from nvcomm.options import Options, check_world_size
 from nvcomm.stats import Audit, Stats
@@ -69,6 +70,38 @@ class World(Protocol):
     def reset(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+def resolve_device(device: torch.device | str | int | None) -> torch.device:
+    """The device with its index; the current GPU, or the CPU, where None."""
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    target = torch.device(device) if not isinstance(device, int) else torch.device("cuda", device)
+    if target.type not in ("cuda", "cpu"):
+        raise UsageError(f"device is {target}; wanted: a CUDA device or the CPU.")
+    if target.type == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedError(
+            f"device is {target}, and PyTorch finds no CUDA GPU here: take device='cpu', or see `nvcomm doctor`."
+        )
+    if target.type == "cuda" and target.index is None:
+        target = torch.device("cuda", torch.cuda.current_device())
+    return target
+
+
+def device_of_all(group: Group, device: torch.device | str | int | None, timeout_s: float) -> torch.device:
+    """This rank's device, once every rank has one and all are of one kind. Collective; errors as of `Communicator`."""
+    found: list[torch.device] = []
+
+    def attempt() -> str:
+        found.append(resolve_device(device))
+        return found[0].type
+
+    kinds = vote(group, "nvcomm.device", attempt, timeout_s)
+    if len(set(kinds)) > 1:
+        reasons = {rank: [f"device={kind}"] for rank, kind in enumerate(kinds)}
+        listed = ", ".join(f"rank {rank}: {kind}" for rank, kind in enumerate(kinds))
+        raise CapabilityError(f"ranks have devices of different kinds: {listed}. Give all GPUs, or none.", reasons)
+    return found[0]
 
 
 def build_rank(group: Group, device: torch.device, options: Options) -> Engine:

@@ -19,12 +19,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nvcomm.communicator import Communicator, resolve_device
+from nvcomm.communicator import Communicator
 from nvcomm.env import is_set, settings
 from nvcomm.errors import CapabilityError, NvcommError, UnsupportedError
 from nvcomm.mailbox import MAX_WORLD_SIZE
 from nvcomm.options import DEFAULT_MAX_BYTES
 from nvcomm.watcher import Watcher
+from nvcomm.worlds import resolve_device
 
 MIB = 1 << 20
 REDUCED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -106,7 +106,23 @@ def config_differs(group):
     gathers(group)
 
 
-SCENARIOS = {each.__name__: each for each in (probe_raises, killed, allocation_fails, versions_differ, config_differs)}
+def a_device_is_missing(group):
+    """Rank 1 alone has no GPU, or a device of another kind: nobody waits for it until a deadline."""
+    error = same_refusal(group, lambda: nvcomm.Communicator(group, "meta" if group.rank == 1 else "cpu"))
+    assert error.reasons == {1: ["device is meta; wanted: a CUDA device or the CPU."]}
+    if not torch.cuda.is_available():
+        error = same_refusal(group, lambda: nvcomm.Communicator(group, "cuda:0" if group.rank == 1 else "cpu"))
+        assert "device is cuda:0, and PyTorch finds no CUDA GPU here" in error.reasons[1][0]
+    torch.cuda.is_available = lambda: True
+    error = same_refusal(group, lambda: nvcomm.Communicator(group, "cuda:0" if group.rank == 1 else "cpu"))
+    assert "rank 0: cpu, rank 1: cuda, rank 2: cpu" in str(error)
+    gathers(group)
+
+
+SCENARIOS = {
+    each.__name__: each
+    for each in (probe_raises, killed, allocation_fails, versions_differ, config_differs, a_device_is_missing)
+}
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

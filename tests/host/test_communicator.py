@@ -164,3 +164,9 @@ def test_worlds_without_kernels_are_refused(world_size):
 def test_multicast_is_not_for_cpus():
     with pytest.raises(nvcomm.UnsupportedError, match="multicast"):
         nvcomm.virtual_world(2, "cpu", transport="multicast")
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_what_to_do(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(nvcomm.UnsupportedError, match="finds no CUDA GPU here: take device='cpu'"):
+        nvcomm.virtual_world(2, "cuda")
