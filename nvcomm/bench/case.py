@@ -111,18 +111,26 @@ class Case:
     def count_wrong(self, out: torch.Tensor, rank: int, turn: int) -> int:
         """Elements of `out` that differ from the right result.
 
-        In any bit for a gather; 0.0 and -0.0 are alike in a sum. A boundary's may be off by two units of bf16, for
-        contenders round in other places than we do: that ours has the reference's bits is for the tests to show.
+        In any bit for a gather; 0.0 and -0.0 are alike in a sum. A boundary's may be off by 3 % of what elements are
+        like at that place, for a compiler that fuses rounds less often than we do, and sums cancel: that ours has the
+        reference's bits is for the tests to show.
         """
         if self.op == "all_reduce_mhc":
             got, wanted = out.flatten().float(), self.expected(rank, turn, out.device).float()
-            return int((~((got - wanted).abs() <= 2.0**-7 * wanted.abs() + 2.0**-12)).sum())
+            split = self.count * STREAMS
+            return sum(_far(got[part], wanted[part]) for part in (slice(split), slice(split, None)))
         got, wanted = out.cpu().flatten(), self.expected(rank, turn).flatten()
         if self.op != "all_gather":
             return int((got != wanted).sum())
         size = self.dtype.itemsize
         differing = got.view(torch.uint8).view(-1, size) != wanted.view(torch.uint8).view(-1, size)
         return int(differing.any(1).sum())
+
+
+def _far(got: torch.Tensor, wanted: torch.Tensor) -> int:
+    """Elements that differ by more than 1/32 of the larger of them and the root mean square."""
+    usual = wanted.square().mean().sqrt()
+    return int((~((got - wanted).abs() <= torch.maximum(wanted.abs(), usual) / 32)).sum())
 
 
 @functools.lru_cache(maxsize=4)
