@@ -228,7 +228,7 @@ def from_environment(timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreGroup:
     try:
         store, rank, world_size = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
     except ValueError as error:
-        raise UsageError(f"{error} Start the program with torchrun or mpiexec, or set what torchrun sets.") from error
+        raise UsageError(f"{error}. Start the program with torchrun or mpiexec, or set what torchrun sets.") from error
     except RuntimeError as error:
         raise GroupError(f"the store of MASTER_ADDR and MASTER_PORT was not reached: {error}") from error
     return StoreGroup(store, rank, world_size, _fresh_prefix(store, rank))
