@@ -84,6 +84,16 @@ def variants(
                 yield Variant(name, AllGatherKernel(config), fake_args(world_size), (config,))
 
 
+def reset_variants(world_sizes: Sequence[int], max_bytes: int) -> Iterator[Variant]:
+    """The kernel that a communicator which publishes by multicast loads for `reset()`, when it is built."""
+    from nvcomm.collectives.engine import THREADS
+    from nvcomm.collectives.marker import MarkerConfig, MarkerKernel, fake_args
+
+    for world_size in world_sizes:
+        config = MarkerConfig(MailboxLayout(world_size, max_bytes), multicast=True, threads=THREADS)
+        yield Variant(f"reset {world_size} ranks, multicast", MarkerKernel(config), fake_args(world_size), (config,))
+
+
 def reducing_variants(
     op: ReduceOp, dtype: Dtype, world_sizes: Sequence[int], options: Options, transports: Sequence[str] = ("peer",)
 ) -> Iterator[Variant]:
@@ -102,6 +112,8 @@ def reducing_variants(
 def _wanted(options: argparse.Namespace) -> Iterator[Variant]:
     if "all_gather" in options.op:
         yield from variants(options.world_size, options.max_bytes, options.pdl, options.transport)
+        if "multicast" in options.transport:
+            yield from reset_variants(options.world_size, options.max_bytes)
     chosen = Options(max_bytes=options.max_bytes, pdl=options.pdl)
     for op in options.op:
         for dtype in options.dtype if op != "all_gather" else ():

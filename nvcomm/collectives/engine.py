@@ -19,8 +19,9 @@ from nvcomm.collectives.all_reduce import ReduceOp, ReduceProtocol, Reductions
 from nvcomm.collectives.all_reduce_mhc_config import MhcPart, MhcShape
 from nvcomm.collectives.all_reduce_mhc_launch import MhcLauncher
 from nvcomm.collectives.delivery import Delivery
-from nvcomm.collectives.fault_report import fault_error, kind_of
+from nvcomm.collectives.fault_report import RESET_FAILED, fault_error, kind_of
 from nvcomm.collectives.late_copy import LateCopyKernel, stash_bytes
+from nvcomm.collectives.marker import Marker
 from nvcomm.collectives.tensors import ACCESS_BYTES, access_bytes
 from nvcomm.env import settings
 from nvcomm.errors import NvcommError, UnsupportedError, UsageError
@@ -109,6 +110,9 @@ class DeviceEngine:
             layout, options, self._box_args, rank=self.rank, places=self._places, multicast=self.multicast,
             launcher=self._launch,
         )  # fmt: skip
+        self._marker: Marker | None = None
+        if self.multicast:
+            self._marker = Marker(memory, layout, self._state.data_ptr(), max_ctas=max_ctas, threads=THREADS)
         self.arm(options.generation)
 
     def _compile(self, width: int) -> jit.CompiledKernel:
@@ -141,16 +145,23 @@ class DeviceEngine:
         """See `Communicator.reset` (docs/mailbox.md R10b)."""
         if self._group is None:
             raise UsageError("this rank is one of several in this process: call reset() of the virtual world.")
-        if self.multicast:
-            raise UnsupportedError(
-                "reset() of a communicator that publishes by multicast: a copy may still be on its way through the "
-                "switch. Close it on every rank and build a new one."
-            )
-        torch.cuda.synchronize(self.device)  # drain: own grids ended, and with them their stores
         timeout_s = 2 * self.options.timeout_s  # another rank may still wait its own timeout out
-        generations = self._group.exchange("nvcomm.reset.drained", self.generation(), timeout_s)
-        self.arm(above(generations))
-        self._group.barrier("nvcomm.reset.armed", timeout_s)
+        try:
+            torch.cuda.synchronize(self.device)  # drain: own grids ended, and with them their stores, multicast apart
+            if self._marker is not None:
+                self._marker.blank()
+            generations = self._group.exchange("nvcomm.reset.drained", self.generation(), timeout_s)
+            if self._marker is not None:
+                self._marker.publish()
+                self._marker.wait(timeout_s)
+            self.arm(above(generations))
+            self._group.barrier("nvcomm.reset.armed", timeout_s)
+        except BaseException:  # half way: nobody may take what is in the mailboxes for words of a call
+            self._state[mailbox.STATE_BROKEN] = RESET_FAILED
+            if self._fault_words[0] == 0:
+                self._fault_words[1] = self.rank
+                self._fault_words[0] = RESET_FAILED
+            raise
 
     def all_gather(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Launches one all-gather of checked tensors on the current stream; see `Communicator.all_gather`."""

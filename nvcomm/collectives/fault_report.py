@@ -8,10 +8,12 @@ import torch
 
 from nvcomm import mailbox
 from nvcomm.device import FAULT_MISMATCH, FAULT_OVERLAP
-from nvcomm.errors import CollectiveMismatchError, NvcommError
+from nvcomm.errors import CollectiveMismatchError, GroupError, NvcommError
 from nvcomm.host import headers
 from nvcomm.host.faults import Fault
 from nvcomm.mailbox import MailboxLayout
+
+RESET_FAILED = 4  # beside the kinds that kernels record: written by the host
 
 
 def kind_of(operation: str, dtype: torch.dtype) -> int:
@@ -40,6 +42,10 @@ def fault_error(fault: Fault, layout: MailboxLayout, words: torch.Tensor) -> Nvc
         return CollectiveMismatchError(
             f"ranks made different calls: rank {fault.rank} {mine}; rank {fault.src_rank} {theirs}. All must make the "
             "same calls in the same order. Correct that, then call reset() on every rank."
+        )
+    if fault.kind == RESET_FAILED:
+        return GroupError(
+            f"rank {fault.rank}: reset() failed half way. Build a new communicator, on a group of the ranks left."
         )
     rows = words[layout.faults_base // mailbox.WORD_BYTES :].cpu().numpy().view(np.uint32)
     return fault.timeout_error(rows.reshape(-1, mailbox.FAULT_WORDS))

@@ -32,6 +32,7 @@ from nvcomm.reference.model_steps import (
     DONE_GRID,
     HEALTHY,
     IDLE_GRID,
+    MARKS,
     Action,
     Flight,
     Run,
@@ -92,11 +93,8 @@ class Machine:
             step = run.step(rank, index)
             if step == Step.COLLECT:
                 found += [(TAKE, rank, index, c) for c in run.grids[rank][index].pending if run.memory[c] != EMPTY]
-            elif step == Step.AWAIT:
-                call = self.plan.call(rank, index)
-                for cell in run.grids[rank][index].pending:
-                    if run.memory[cell] == self.plan.marker(call, cell):
-                        found.append((TAKE, rank, index, cell))
+            elif step == Step.AWAIT and not run.sees_markers_at_once:
+                found += [(TAKE, rank, index, c) for c in run.grids[rank][index].pending if run.memory[c] == EMPTY]
             elif step == Step.READ:
                 found.append((READ, rank, index))
             elif self.reduced:
@@ -126,18 +124,25 @@ class Machine:
                 entries = self.plan.entries[self.plan.call(rank, index), grid.slot, rank]
                 for cell in grid.pending:
                     cells.update(entries[cell].cells)
-            else:
+            elif not run.sees_markers_at_once:
                 cells.update(grid.pending)  # the words whose markers are awaited
         return cells
 
     def _overtakes(self, run: Run, flight: Flight) -> bool:
         """A2: whether an older publish of the same rank to the same cell is still in flight."""
-        cell, value, grid = flight
-        if grid >= 0 or value == EMPTY:
+        if flight[2] >= 0:
             return False
-        source = self.plan.parts(value)[2]
-        older = (v for c, v, g in run.flights if c == cell and g < 0 and EMPTY < v < value)
-        return any(self.plan.parts(v)[2] == source for v in older)
+        mine = self._sent_by(flight)
+        others = (self._sent_by(other) for other in run.flights if other[0] == flight[0] and other[2] < 0)
+        return any(source == mine[0] and call < mine[1] for source, call in others)
+
+    def _sent_by(self, flight: Flight) -> tuple[int, int]:
+        """The rank that published a flight, and in which call."""
+        cell, value, grid = flight
+        if grid <= MARKS:
+            return self.plan.cell_names[cell][2], MARKS - grid
+        call, _, source = self.plan.parts(value)
+        return source, call
 
     def _failures(self, run: Run, found: list[Action]) -> list[Action]:
         """Deaths, and ranks that give up waiting (R10)."""
@@ -191,7 +196,7 @@ class Machine:
                 for flight in run.held_up_by(rank, index):
                     run.land(flight)
             elif kind == TAKE:
-                take = run.take if run.step(rank, index) == Step.COLLECT else run.arm
+                take = run.take if run.step(rank, index) == Step.COLLECT else run.see_marker
                 take(rank, index, action[3])
             elif kind == READ:
                 run.pass_step(rank, index)

@@ -15,7 +15,7 @@ from itertools import permutations, product
 from nvcomm import mailbox
 from nvcomm.mailbox import CHUNK_WORDS, WORD_BYTES, MailboxLayout
 from nvcomm.reference.model_rules import PROTOCOL, Rules, Step
-from nvcomm.reference.model_traffic import DATA, KIND_NAMES, MARKER, RAW, RECORD, Call, Send, traffic
+from nvcomm.reference.model_traffic import BLANK, DATA, KIND_NAMES, RAW, RECORD, Call, Send, traffic
 
 EMPTY = 0
 FIRST_GENERATION = 0xFFFFFFFE  # every run wraps the 32-bit count (R6)
@@ -218,9 +218,9 @@ class Plan:
         """Every cell, in any mailbox, of the rows that `rank` writes: where its markers go."""
         return [cell for cell, name in enumerate(self.cell_names) if name[2] == rank]
 
-    def marker(self, call: int, cell: int) -> int:
-        """The marker that belongs in a cell."""
-        return self.value(call, MARKER, self.cell_names[cell][2])
+    def blank(self, call: int, cell: int) -> int:
+        """What reset() stores into a cell of the own mailbox before the markers come: any word that is not EMPTY."""
+        return self.value(call, BLANK, self.cell_names[cell][2])
 
     # Streams.
 

@@ -29,10 +29,11 @@ class Step(IntEnum):
     DRAIN = 10  # reset: every word this rank ever published has landed
     ARRIVE = 11  # reset: enter the barrier
     MEET = 12  # reset: leave it, everybody has entered
-    MARK = 13  # reset: publish a marker over every word of the own row, in every mailbox
-    AWAIT = 14  # reset: poll every word of the own mailbox until it is a marker, and arm it
-    ARM = 15  # reset: store EMPTY over every word of the own mailbox
-    RENEW = 16  # reset: slot 0, an agreed generation, not broken
+    BLANK = 13  # reset: store a word that is not EMPTY over every word of the own mailbox
+    MARK = 14  # reset: publish EMPTY, which no call ever publishes, over every word of the own row, in every mailbox
+    AWAIT = 15  # reset: poll every word of the own mailbox until it is EMPTY: the marker was there, and armed it
+    ARM = 16  # reset: store EMPTY over every word of the own mailbox
+    RENEW = 17  # reset: slot 0, an agreed generation, not broken
 
 
 class Verdict(StrEnum):
@@ -80,9 +81,12 @@ RESET = (_S.DRAIN, *BARRIER, _S.ARM, _S.FENCE, _S.RENEW, *BARRIER)
 RESET_NO_DRAIN = (*BARRIER, _S.ARM, _S.FENCE, _S.RENEW, *BARRIER)
 RESET_NO_BARRIER_1 = (_S.DRAIN, _S.ARM, _S.FENCE, _S.RENEW, *BARRIER)
 RESET_NO_BARRIER_2 = (_S.DRAIN, *BARRIER, _S.ARM, _S.FENCE, _S.RENEW)
-RESET_MARKED = (*BARRIER, _S.MARK, _S.AWAIT, _S.FENCE, _S.RENEW, *BARRIER)
-MARKED_NO_BARRIER_1 = (_S.MARK, _S.AWAIT, _S.FENCE, _S.RENEW, *BARRIER)
-MARKED_NO_BARRIER_2 = (*BARRIER, _S.MARK, _S.AWAIT, _S.FENCE, _S.RENEW)
+_BLANKED = (_S.BLANK, _S.FENCE)
+_MARKED = (_S.MARK, _S.AWAIT, _S.RENEW)
+RESET_MARKED = (*_BLANKED, *BARRIER, *_MARKED, *BARRIER)
+MARKED_NO_BLANK = (*BARRIER, *_MARKED, *BARRIER)
+MARKED_NO_BARRIER_1 = (*_BLANKED, *_MARKED, *BARRIER)
+MARKED_NO_BARRIER_2 = (*_BLANKED, *BARRIER, *_MARKED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ Action = tuple[Any, ...]  # (kind, ...)
 State = tuple[Any, ...]  # (memory, flights, ranks)
 
 NOT_STARTED, COMPLETED = -1, -2
+MARKS = -2  # a marker in flight has MARKS - call where another publish has -1
 
 
 class Record(NamedTuple):
@@ -117,10 +118,12 @@ class Run:
         return pc == COMPLETED or pc >= len(self.plan.grids[rank][index].steps)
 
     def held_up_by(self, rank: int, index: int) -> list[Flight]:
-        """The flights that have to land before a grid's fence, its completion, or the drain of reset()."""
+        """The flights that have to land before a grid's fence or completion, or the drain or markers of reset()."""
         step = self.step(rank, index)
         if step is None or step == Step.FENCE:
             return [f for f in self.flights if f[2] == index and self.plan.home(f[0]) == rank]
+        if step == Step.AWAIT and self.sees_markers_at_once:
+            return [f for f in self.flights if f[0] in self.grids[rank][index].pending]
         if step == Step.DRAIN:
             return [f for f in self.flights if f[2] < 0 and f[1] != EMPTY and self.plan.parts(f[1])[2] == rank]
         return []
@@ -180,19 +183,21 @@ class Run:
                     self.take(rank, index, cell)
         return not self.grids[rank][index].pending
 
-    def arm(self, rank: int, index: int, cell: int) -> None:
-        """reset(): the poll of a cell sees its marker; everything older has landed, so the word can be armed."""
+    def see_marker(self, rank: int, index: int, cell: int) -> None:
+        """reset(): the poll of a cell sees EMPTY: the marker has landed, everything older has too, and it is armed."""
         self.note(f"rank {rank} sees the marker in {self.plan.describe_cell(cell)}")
-        self.flights.append((cell, EMPTY, index))
         self._uncross(rank, index, cell)
 
+    @property
+    def sees_markers_at_once(self) -> bool:
+        """Whether it is all the same in which order markers land: nobody publishes before all ranks have seen all."""
+        return self.eager and self.rules.reset[-1] == Step.MEET
+
     def _marked(self, rank: int, index: int) -> bool:
-        if self.eager:
-            call = self.plan.call(rank, index)
+        if self.sees_markers_at_once:
             for cell in self.grids[rank][index].pending:
-                seen = self.memory[cell] == self.plan.marker(call, cell)
-                if seen and not any(flight[0] == cell for flight in self.flights):
-                    self.arm(rank, index, cell)
+                if self.memory[cell] == EMPTY:
+                    self.see_marker(rank, index, cell)
         return not self.grids[rank][index].pending
 
     def pass_step(self, rank: int, index: int) -> None:
@@ -260,8 +265,12 @@ class Run:
     def _step_mark(self, rank: int, index: int, call: int, grid: Record) -> None:
         self.note(f"rank {rank} publishes markers")
         for cell in self.plan.own_rows(rank):
-            self._publish(cell, self.plan.marker(call, cell))
+            self._publish(cell, EMPTY, MARKS - call)
         self.put(rank, index, grid.pc, pending=tuple(self.plan.all_cells(rank)))
+
+    def _step_blank(self, rank: int, index: int, call: int, grid: Record) -> None:
+        self.note(f"rank {rank} blanks its mailbox")
+        self.flights += [(cell, self.plan.blank(call, cell), index) for cell in self.plan.all_cells(rank)]
 
     def _step_arm(self, rank: int, index: int, call: int, grid: Record) -> None:
         self.note(f"rank {rank} arms its mailbox")
@@ -275,9 +284,9 @@ class Run:
 
     # Words.
 
-    def _publish(self, cell: int, value: int) -> None:
+    def _publish(self, cell: int, value: int, grid: int = -1) -> None:
         if self.status[self.plan.home(cell)] != DEAD:
-            self.flights.append((cell, value, -1))
+            self.flights.append((cell, value, grid))
 
     def _entry(self, rank: int, index: int, cell: int) -> Entry:
         call, slot = self.plan.call(rank, index), self.grids[rank][index].slot
@@ -342,6 +351,7 @@ _ACTION = {
     Step.TRIGGER: Run._step_trigger,
     Step.ARRIVE: Run._step_arrive,
     Step.MARK: Run._step_mark,
+    Step.BLANK: Run._step_blank,
     Step.ARM: Run._step_arm,
     Step.RENEW: Run._step_renew,
 }

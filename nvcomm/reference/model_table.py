@@ -214,6 +214,8 @@ def _protocol() -> Iterator[Configuration]:
                timeouts="any", slow=True)  # fmt: skip
     marked = without(reset=r.RESET_MARKED, in_order=True)
     yield _one("reset-marked", "R10b", OK, (*gathers(1), RESET_CALL, *gathers(1)), marked, timeouts="any")
+    yield _one("reset-marked-full", "R10b", OK, (RESET_CALL, *gathers(1)), marked, full=True)
+    yield _one("reset-marked-3-ranks", "R10b", OK, (RESET_CALL, *gathers(1)), marked, world_size=3)
     yield _one("walk-4-ranks", "all", OK, gathers(2, 1, 2, 1, 1), world_size=4, walks=100)
     yield _one("walk-8-ranks", "all", OK, gathers(1, 2, 1, 1), world_size=8, walks=10)
     yield _one("walk-8-two-shot", "all", OK, two_shots(8, 4, 8), world_size=8, walks=20)
@@ -298,11 +300,13 @@ def _reset_off() -> Iterator[Configuration]:
         yield _one(f"R10b-{name}", "R10b", expected, calls, without(reset=steps), timeouts="any")
     yield _one("R10b-no-slot", "R10b", LOST, twice, without(reset_slot=False), timeouts="any")
     for name, steps, expected in (
-        ("marked-no-barrier-1", r.MARKED_NO_BARRIER_1, STALE),
-        ("marked-no-barrier-2", r.MARKED_NO_BARRIER_2, LOST),
+        ("marked-no-blank", r.MARKED_NO_BLANK, STALE),
+        ("marked-no-barrier-1", r.MARKED_NO_BARRIER_1, LOST),
     ):
         yield _one(f"R10b-{name}", "R10b", expected, calls, without(reset=steps, in_order=True), timeouts="any")
-    yield _one("A2", "A2", LOST, calls, without(reset=r.RESET_MARKED, num_slots=1), timeouts="any",
+    yield _one("R10b-marked-no-barrier-2", "R10b", LOST, (RESET_CALL, *gathers(1)),
+               without(reset=r.MARKED_NO_BARRIER_2, in_order=True))  # fmt: skip
+    yield _one("A2", "A2", STALE, calls, without(reset=r.RESET_MARKED, num_slots=1), timeouts="any",
                note="a marker overtakes the word before it; one slot, one call before and one after")  # fmt: skip
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from nvcomm.reference.model_rules import Rules
 
-DATA, RESULT, RECORD, MARKER, RAW = range(5)  # RAW: a payload word that equals EMPTY and travels as it is (R5 off)
-KIND_NAMES = ("word", "result", "record", "marker", "raw word")
+DATA, RESULT, RECORD, BLANK, RAW = range(5)  # RAW: a payload word that equals EMPTY and travels as it is (R5 off)
+KIND_NAMES = ("word", "result", "record", "blank", "raw word")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ DEVICE = "nvcomm/device.py"
 CHECKS = "nvcomm/device_checks.py"
 TESTS = "tests/kernel"
 CPU = "tests/unit/test_gather_on_cpu.py"
+HOST = "tests/unit/test_device_engine_host.py"
 
 MISSING = "missing = any_equals(words, EMPTY, num_rows * CHUNK_WORDS)"
 COLLECT = "@cute.jit\ndef collect_chunk("
@@ -123,7 +124,8 @@ MUTANTS = (
                 "        slot = site % Uint32(mailbox.NUM_SLOTS)\n",
             ),
         ),
-        f"{TESTS}/test_delayed.py::test_delayed_graphs_show_no_wrong_word",
+        f"{TESTS}/test_all_gather.py::test_R6_graphs_of_different_sizes_replay_in_any_order[safe]",
+        (16, 8, 4),
         on_cpu=f"{CPU}::test_R2_R3_R4_R6_late_words_of_calls_that_grow_and_shrink[0]",
     ),
     Mutant(
@@ -144,6 +146,7 @@ MUTANTS = (
         "an eager call from another stream does not wait for the last one",
         (Edit("nvcomm/streams.py", "            stream.wait_event(self._event)\n", "            pass\n"),),
         f"{TESTS}/test_all_gather.py::test_R7_an_eager_call_from_another_stream_runs_behind_the_last_one[safe]",
+        on_cpu=f"{HOST}::test_R7_an_eager_call_from_another_stream_waits_for_the_last_one",
     ),
     Mutant(
         "R10",
@@ -180,6 +183,27 @@ MUTANTS = (
         ),
         f"{TESTS}/test_faults.py::test_R10_a_rank_that_never_arrives_is_named_in_time[100]",
         (16, 8, 4),
+        on_cpu=f"{HOST}::test_R10b_arming_empties_mailbox_and_state_and_keeps_the_counts[7]",
+    ),
+    Mutant(
+        "R10b",
+        "with multicast, reset() does not blank the mailbox before the markers",
+        (Edit("nvcomm/collectives/engine.py", "                self._marker.blank()\n", "                pass\n"),),
+        f"{HOST}::test_R10b_with_multicast_markers_stand_between_blank_and_arm",
+        on_cpu=f"{HOST}::test_R10b_with_multicast_markers_stand_between_blank_and_arm",
+    ),
+    Mutant(
+        "R10b",
+        "escape records get no marker",
+        (
+            Edit(
+                "nvcomm/collectives/marker.py",
+                "                if lane % CHUNK_WORDS == 0:\n",
+                "                if lane == WARP:\n",
+            ),
+        ),
+        f"{TESTS}/test_reset.py::test_R10b_a_marker_is_EMPTY_in_every_word",
+        on_cpu="tests/unit/test_marker_on_cpu.py::test_R10b_markers_cover_the_own_rows_and_nothing_else[whole]",
     ),
     Mutant(
         "R11",

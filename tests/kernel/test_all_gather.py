@@ -106,6 +106,7 @@ def test_R6_graphs_of_different_sizes_replay_in_any_order(world4):
                     comm.all_gather(ins[-1][rank][i], outs[-1][rank][i])
             graphs[-1].append(graph)
     order, replay = random.Random(1), 0
+    before = world4[0].audit()
     for _ in range(50):
         which = order.randrange(len(sizes))
         torch.cuda.synchronize()
@@ -117,6 +118,9 @@ def test_R6_graphs_of_different_sizes_replay_in_any_order(world4):
             replay += 1
             want = [torch.arange(size, device="cuda") + replay + (rank << 24) for rank in range(4)]
             assert_gathered([outs[which][rank][i] for rank in range(4)], [w.to(torch.int32) for w in want])
+        for after in (comm.audit() for comm in world4):  # three calls: a frozen slot would be the same every time
+            assert after.slot == (before.slot + replay) % NUM_SLOTS
+            assert after.generation == (before.generation + replay) % 2**32
 
 
 def test_one_group_call_is_captured_into_one_graph(world4):

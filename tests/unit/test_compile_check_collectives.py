@@ -14,7 +14,7 @@ pytest.importorskip("cutlass")
 
 from nvcomm import jit  # noqa: E402
 from nvcomm.collectives.tensors import ACCESS_BYTES  # noqa: E402
-from nvcomm.compile import ARCHES, Variant, variants  # noqa: E402
+from nvcomm.compile import ARCHES, Variant, reset_variants, variants  # noqa: E402
 from nvcomm.cubin import disassemble, find_nvdisasm  # noqa: E402
 from nvcomm.mailbox import MAX_WORLD_SIZE  # noqa: E402
 from tests.unit import compile_checks as checks  # noqa: E402
@@ -97,6 +97,19 @@ def test_compile_check_each_kernel_and_transport(variant, arch):
 )
 def test_compile_check_every_variant(variant, arch):
     check(variant, arch, sass=False)
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_compile_check_the_markers_of_reset(arch):
+    """They travel as calls do: multimem on the multicast address, and nothing else is touched."""
+    (variant,) = reset_variants([4], MAX_BYTES)
+    made = compiled(variant, arch)
+    (kernel,) = parse(made.ptx)
+    roles = checks.parameter_roles(variant.kernel, variant.fake_args)
+    checks.check_multicast(kernel, roles, used=True)
+    checks.check_no_trap(kernel)
+    assert {one.opcode.split(".")[0] for _, one, _ in kernel.accesses(roles)} == {"multimem"}
+    assert all(usage.frame_bytes == 0 for usage in made.usage.values())
 
 
 def test_compile_check_covers_both_transports_and_every_access_width():
