@@ -20,6 +20,9 @@ from benchmarks.graphs import RankGraphs, capture, median_us
 from nvcomm.mailbox import MailboxLayout
 from nvcomm.options import Pdl
 
+# What a call with an early trigger may take on an H200, us: by size, and from 1 MiB on as a multiple of the floor.
+BARS_US = {16: 1.9, 1024: 2.0, 65536: 2.8}
+LARGE_BYTES, LARGE_TIMES_FLOOR = 1 << 20, 1.25
 SIZES = (16, 1024, 16384, 65536, 262144, 1 << 20, 4 << 20)
 
 
@@ -86,10 +89,17 @@ def main() -> None:
     early = list(measure(ranks, sizes, "early", max_bytes, options.share))
     safe = list(measure(ranks, sizes, "safe", max_bytes, options.share))
     floor = list(measure_floor(ranks, sizes, max_bytes))
-    print("| bytes a rank | early trigger, us | trigger at the end, us | floor, us | early / floor |")
-    print("|---|---|---|---|---|")
+    print("| bytes a rank | early trigger, us | trigger at the end, us | floor, us | early / floor | bar, us | met |")
+    print("|---|---|---|---|---|---|---|")
     for size, ours, late, least in zip(sizes, early, safe, floor, strict=True):
-        print(f"| {size} | {ours:.2f} | {late:.2f} | {least:.2f} | {ours / least:.2f} |")
+        bar = bar_us(size, least) if ranks == 4 else None
+        judged = f"{bar:.2f} | {'yes' if ours <= bar else 'no'}" if bar else "- | -"
+        print(f"| {size} | {ours:.2f} | {late:.2f} | {least:.2f} | {ours / least:.2f} | {judged} |")
+
+
+def bar_us(size: int, floor_us: float) -> float | None:
+    """What four ranks on one H200 may take; None where there is no bar."""
+    return LARGE_TIMES_FLOOR * floor_us if size >= LARGE_BYTES else BARS_US.get(size)
 
 
 if __name__ == "__main__":
