@@ -35,7 +35,7 @@ def contenders(plan: Plan, group: StoreGroup, comm: Communicator, most_bytes: in
         UnsupportedError: NCCL has too few GPUs here.
     """
     found: list[Contender] = []
-    if {"torch", "nccl", "symm_mem"} & set(plan.against):
+    if {"torch", "nccl", "symm_mem"} & set(plan.against) or plan.vllm_library:
         backend = _backend(plan, group.world_size, comm.device)
         store, limit = group.child_store("nvcomm.bench.torch"), timedelta(seconds=plan.timeout_s)
         dist.init_process_group(backend, store=store, rank=group.rank, world_size=group.world_size, timeout=limit)
@@ -46,6 +46,10 @@ def contenders(plan: Plan, group: StoreGroup, comm: Communicator, most_bytes: in
         from nvcomm.bench.symmetric_memory import symmetric_contenders
 
         found += symmetric_contenders(plan, group, comm.device, most_bytes)
+    if plan.vllm_library is not None:
+        from nvcomm.bench.vllm_kernels import vllm_contender
+
+        found.append(vllm_contender(plan, group, comm.device, most_bytes))
     for protocol in ("ll", "two_shot"):
         if protocol in plan.against:
             held: Any = functools.partial(comm.all_reduce, protocol=protocol)

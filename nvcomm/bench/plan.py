@@ -50,6 +50,7 @@ class Plan:
         check: whether data is checked before and after the timing.
         timeout_s: seconds until a run that hangs is ended.
         against: what else to measure in the same run, of `CONTENDERS`.
+        vllm_library: vLLM's all-reduce, to be measured too; see `nvcomm.bench.vllm_kernels`.
         floor_us: most that the median may be, at every size; None: no bound.
         protocol: "late-copy" is a known-bad gather; whether its check meets a stale word is a matter of timing.
         pdl, device_share: see `nvcomm.Communicator`.
@@ -68,6 +69,7 @@ class Plan:
     check: bool
     timeout_s: float
     against: tuple[str, ...]
+    vllm_library: str | None
     floor_us: float | None
     protocol: Literal["mailbox", "late-copy"]
     pdl: Literal["safe", "off", "early"]
@@ -115,6 +117,8 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
         parser.error("--against nccl or symm_mem moves GPU memory; in the host world take --against torch (gloo)")
     if not given.op.startswith("all_reduce") and {"ll", "two_shot"} & set(given.against):
         parser.error("--against ll or two_shot: they are protocols of all_reduce")
+    if given.vllm_library and (given.world != "peer" or datatype != "bfloat16" or "all_reduce" not in given.op):
+        parser.error("--vllm-library wants an all-reduce of bfloat16 in --world peer")
     if given.op == "all_reduce_mhc" and given.world == "virtual":
         parser.error(
             "all_reduce_mhc is measured in --world host or peer; `python -m benchmarks.all_reduce` has virtual"
@@ -135,6 +139,7 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
         check=bool(given.check),
         timeout_s=given.timeout,
         against=given.against,
+        vllm_library=given.vllm_library,
         floor_us=given.floor,
         protocol=given.protocol,
         pdl=given.pdl,
@@ -234,6 +239,11 @@ def _parser() -> argparse.ArgumentParser:
         default=(),
         metavar="NAME,...",
         help="measure these too: torch (gloo or NCCL), nccl, symm_mem (PyTorch's), ll, two_shot (our protocols)",
+    )
+    add(
+        "--vllm-library",
+        metavar="SO",
+        help="measure vLLM's custom all-reduce too: benchmarks/vllm_all_reduce.cu, built",
     )
     add("--pdl", choices=("safe", "off", "early"), default="safe", help="how our kernels follow each other")
     add("--device-share", type=_share, default=0.5, metavar="PART", help="of a GPU for our kernels; default 0.5")

@@ -46,7 +46,7 @@ def measure(plan: Plan, group: StoreGroup, device: torch.device) -> Iterator[Res
             comm.prepare(plan.reduce_op, cases[0].dtype)
         ours = fused(comm) if plan.op == "all_reduce_mhc" else getattr(comm, plan.op)
         all_of_them = [Contender("nvcomm", ours, ours)]
-        if plan.against:
+        if plan.against or plan.vllm_library:
             from nvcomm.bench.against import contenders
 
             all_of_them += contenders(plan, group, comm, max_bytes_of(cases))

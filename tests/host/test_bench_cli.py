@@ -27,6 +27,8 @@ from nvcomm.bench.cli import main
 from nvcomm.bench.plan import DATATYPES, OPS, REDUCED, parse, size_of, sweep
 from nvcomm.bench.rank import cases_of
 from nvcomm.bench.result import Result
+from nvcomm.bench.vllm_kernels import vllm_contender
+from nvcomm.errors import UnsupportedError
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,6 +93,9 @@ def test_sizes():
         "all_reduce --world host --datatype int32",
         "all_reduce --world host --protocol late-copy",
         "all_reduce_mhc --world virtual",
+        "all_reduce --world host --vllm-library x.so",
+        "all_reduce --world peer --vllm-library x.so",
+        "all_gather --world peer -d bfloat16 --vllm-library x.so",
         "all_reduce_mhc --world host --datatype half",
     ],
 )
@@ -243,6 +248,12 @@ def test_a_contender_that_raises_is_refused_and_ours_is_not():
     assert (row.samples_us, row.wrong, row.refused) == ([], None, "not this size")
     with pytest.raises(RuntimeError, match="not this size"):
         one_rank._row_or_refusal(plan(), group, comm, case, one_rank.Contender("nvcomm", raises, raises))
+
+
+def test_a_library_that_is_not_there(tmp_path):
+    chosen = parse(["all_reduce", "--world", "peer", "-d", "bfloat16", "--vllm-library", str(tmp_path / "none.so")])
+    with pytest.raises(UnsupportedError, match="none.so"):
+        vllm_contender(chosen, SimpleNamespace(), torch.device("cuda:0"), 64)
 
 
 def test_a_run_under_mpi():
