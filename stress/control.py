@@ -46,9 +46,9 @@ class Control:
         """For people."""
         outcome = self.outcome
         if self.failed_as_it_must:
-            seen = f"{outcome.bad_words:,} wrong words in {outcome.gathers:,} gathers"
+            seen = f"{outcome.bad_words:,} wrong words in {outcome.gathers:,} collectives"
             return f"{self.protocol} failed as it must: {seen} ({outcome.seconds:.1f} s)"
-        return f"{self.protocol} did NOT show a stale word in {outcome.gathers:,} gathers: nothing is proven"
+        return f"{self.protocol} did NOT show a stale word in {outcome.gathers:,} collectives: nothing is proven"
 
     def as_json(self) -> dict[str, object]:
         """A JSON object."""

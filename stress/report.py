@@ -105,9 +105,10 @@ def show(report: Report, console: Console) -> None:
     table.add_row("world", f"{config.world}, {config.ranks} ranks, transport {report.transport}")
     table.add_row("protocol", f"{config.protocol}, {config.op}")
     table.add_row("replays", f"{outcome.replays:,}")
-    table.add_row("gathers", f"{outcome.gathers:,}")
+    noun = "gather" if config.op == "all_gather" else "collective"
+    table.add_row(f"{noun}s", f"{outcome.gathers:,}")
     table.add_row("wrong words", f"{outcome.bad_words:,}")
-    table.add_row("seconds", f"{outcome.seconds:.1f} ({per_gather:.1f} us a gather)")
+    table.add_row("seconds", f"{outcome.seconds:.1f} ({per_gather:.1f} us a {noun})")
     table.add_row("control", report.control.summary if report.control else "left out")
     table.add_row("mailbox audit", "; ".join(outcome.audit) if outcome.audit else _audit_summary(outcome))
     table.add_row("seed", str(config.seed))
