@@ -318,8 +318,9 @@ def results():
 
 def test_plot(tmp_path):
     pytest.importorskip("matplotlib")
-    from nvcomm.bench.plot import draw
+    from nvcomm.bench.plot import _short, draw
 
+    assert [_short(value) for value in (0.5, 3, 64, 4096, 2 << 20)] == ["0.5", "3", "64", "4K", "2M"]
     draw([*results(), Result(Case("all_gather", "float", 4, 1 << 20), "nvcomm", [], 5)], "a test", tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
