@@ -3,7 +3,8 @@
 
 A CTA that spins holds its place on a multiprocessor until its peers' CTAs have published, so all CTAs of all ranks on
 a device must be resident at once. With an early trigger the next call's CTAs wait on the device too, and hold places
-beside those of this call: twice as many.
+beside those of this call: twice as many. One place stays free for a publisher, whose words the spinning ones may wait
+for. The agents of the delayed transport spin as well, each on half of a multiprocessor.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _ROUNDING = 1e-9
 
 
 def ctas_per_rank(
-    *, num_sms: int, ctas_per_sm: int, ranks_on_device: int, early_trigger: bool, device_share: float
+    *, num_sms: int, ctas_per_sm: int, ranks_on_device: int, early_trigger: bool, device_share: float, agents: int = 0
 ) -> int:
     """CTAs that one rank may have in one launch.
 
@@ -29,13 +30,19 @@ def ctas_per_rank(
         early_trigger: the next call's CTAs may be waiting beside this call's.
         device_share: fraction of the places that this communicator may hold, 0 < device_share <= 1. The shares of
             all communicators on a device that run at once must not add up to more than 1.
+        agents: CTAs of the delayed transport (tests, stress), each as large as half of what a multiprocessor holds.
 
     Raises:
         UsageError: not one CTA a rank fits.
     """
     if not 0 < device_share <= 1:
         raise UsageError(f"device_share is {device_share}; wanted: above 0 and at most 1.")
-    places = int(num_sms * ctas_per_sm * device_share)
+    places = int(num_sms * ctas_per_sm * device_share) - 1
+    if agents:
+        half = -(-ctas_per_sm // 2)
+        # Wherever the calls' CTAs lie: `ctas_per_sm - half + 1` of them keep an agent off a multiprocessor, and of each
+        # `half` that are missing there is room for one.
+        places = min(places, num_sms * (ctas_per_sm - half + 1)) - half * agents
     grids = ranks_on_device * (2 if early_trigger else 1)
     if places < grids:
         raise UsageError(

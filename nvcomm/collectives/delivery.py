@@ -2,8 +2,8 @@
 """The agent that delivers an outbox: a kernel of its own, on a stream of its own, beside the collectives.
 
 It serves one launch of calls: `serving` forks it off the current stream, marks the end of the calls behind them, and
-joins it once everything is delivered. So it can be captured, and the device can still be waited for. One CTA a rank:
-count it in `device_share` (docs/mailbox.md R8).
+joins it once everything is delivered. So it can be captured, and the device can still be waited for. One CTA a rank, of
+half of a multiprocessor: `nvcomm.residency` counts it (docs/mailbox.md R8).
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ class DeliverKernel:
 
     @cute.jit
     def __call__(self, box: Int64, seed: Uint32, stream: CUstream) -> None:
-        self.kernel(box, seed).launch(grid=(1, 1, 1), block=(AGENT_THREADS, 1, 1), stream=stream)
+        # two fit a multiprocessor, so that one finds room beside calls (R8)
+        self.kernel(box, seed).launch(
+            grid=(1, 1, 1),
+            block=(AGENT_THREADS, 1, 1),
+            stream=stream,
+            min_blocks_per_mp=2,
+            preferred_smem_carveout=-1,
+        )
 
     @cute.kernel
     def kernel(self, box: Int64, seed: Uint32) -> None:

@@ -155,6 +155,7 @@ def most_ctas(layout: MailboxLayout, ranks_on_device: int, device: torch.device,
         ranks_on_device=ranks_on_device,
         early_trigger=options.pdl == "early",
         device_share=options.device_share,
+        agents=ranks_on_device if options.transport == "delayed" else 0,
     )
 
 

@@ -13,12 +13,38 @@ H200 = {"num_sms": 132, "ctas_per_sm": 4}
 
 @pytest.mark.parametrize(
     ("ranks", "early", "share", "ctas"),
-    [(4, False, 0.5, 66), (4, True, 0.5, 33), (4, False, 1.0, 132), (1, False, 1.0, 528), (8, True, 1.0, 33)],
+    [(4, False, 0.5, 65), (4, True, 0.5, 32), (4, False, 1.0, 131), (1, False, 1.0, 527), (8, True, 1.0, 32)],
 )
 def test_R8_all_ctas_of_all_ranks_and_their_waiting_dependents_fit(ranks, early, share, ctas):
     got = ctas_per_rank(**H200, ranks_on_device=ranks, early_trigger=early, device_share=share)
     assert got == ctas
-    assert got * ranks * (2 if early else 1) <= 132 * 4 * share
+    assert got * ranks * (2 if early else 1) + 1 <= 132 * 4 * share  # and one publisher
+
+
+@pytest.mark.parametrize("num_sms", [3, 132])
+@pytest.mark.parametrize("ctas_per_sm", [1, 2, 4, 8])
+@pytest.mark.parametrize("agents", [1, 2, 4, 8])
+def test_R8_agents_of_the_delayed_transport_find_room_wherever_the_calls_lie(num_sms, ctas_per_sm, agents):
+    """The calls' CTAs are laid out as badly as they can be: each multiprocessor just too full for an agent."""
+    try:
+        ctas = ctas_per_rank(
+            num_sms=num_sms,
+            ctas_per_sm=ctas_per_sm,
+            ranks_on_device=1,
+            early_trigger=False,
+            device_share=1.0,
+            agents=agents,
+        )
+    except UsageError:
+        assert num_sms == 3  # few multiprocessors, many agents
+        assert agents >= num_sms - 1
+        return
+    half = -(-ctas_per_sm // 2)
+    keeps_out = ctas_per_sm - half + 1
+    free = [ctas_per_sm - min(keeps_out, max(0, ctas - i * keeps_out)) for i in range(num_sms)]
+    spread = [ctas_per_sm - (ctas // num_sms + (i < ctas % num_sms)) for i in range(num_sms)]
+    for places in (free, spread):
+        assert sum(left // half for left in places) >= agents
 
 
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.01])
