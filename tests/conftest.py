@@ -22,6 +22,7 @@ _SEED = int(os.environ.setdefault("PYTEST_SEED", str(random.SystemRandom().randr
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--compile-all", action="store_true", help="compile every variant of every kernel")
+    parser.addoption("--model-all", action="store_true", help="also search what takes the explorer minutes")
 
 
 def pytest_report_header() -> str:
@@ -30,7 +31,8 @@ def pytest_report_header() -> str:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        reason = _skip_reason(item, compile_all=config.getoption("--compile-all"))
+        options = {name: config.getoption(f"--{name.replace('_', '-')}") for name in ("compile_all", "model_all")}
+        reason = _skip_reason(item, **options)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
 
@@ -59,9 +61,11 @@ def _gpu_state() -> tuple[int, str]:
     return torch.cuda.device_count(), ""
 
 
-def _skip_reason(item: pytest.Item, *, compile_all: bool) -> str | None:
+def _skip_reason(item: pytest.Item, *, compile_all: bool, model_all: bool = False) -> str | None:
     if item.get_closest_marker("compile_all") and not compile_all:
         return "a variant of the full compile matrix: runs with --compile-all"
+    if item.get_closest_marker("model_all") and not model_all:
+        return "a search that takes minutes: runs with --model-all"
     wanted = _gpus_wanted(item)
     if not wanted:
         return None

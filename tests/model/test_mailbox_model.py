@@ -99,9 +99,9 @@ SHORTEST = {
 
 
 def _about(*rules: str) -> pytest.MarkDecorator:
-    """The configurations about some rules, those that take long marked as slow."""
+    """The configurations about some rules, those that take minutes on request."""
     chosen = [c for c in ALL if c.rule.split()[0] in rules]
-    marked = [pytest.param(c, id=c.name, marks=[pytest.mark.slow] if c.slow else []) for c in chosen]
+    marked = [pytest.param(c, id=c.name, marks=[pytest.mark.model_all] if c.slow else []) for c in chosen]
     return pytest.mark.parametrize("configuration", marked)
 
 

@@ -52,6 +52,12 @@ def test_the_full_compile_matrix_runs_only_when_asked_for(*, compile_all: bool) 
     assert (conftest._skip_reason(Item(compile_all=()), compile_all=compile_all) is None) == compile_all
 
 
+@pytest.mark.parametrize("model_all", [False, True])
+def test_long_searches_run_only_when_asked_for(*, model_all: bool) -> None:
+    reason = conftest._skip_reason(Item(model_all=()), compile_all=False, model_all=model_all)
+    assert (reason is None) == model_all
+
+
 def test_the_environment_is_set_before_any_context() -> None:
     assert int(os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]) >= 8
     assert {"NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS"} <= {*os.environ}
