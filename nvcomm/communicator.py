@@ -16,6 +16,7 @@ from nvcomm.arguments import check_input, check_output, part_shape
 from nvcomm.env import settings
 from nvcomm.errors import NvcommError, UsageError
 from nvcomm.group import as_group
+from nvcomm.host.headers import MAX_TAG
 from nvcomm.options import DEFAULT_MAX_BYTES, Options, Pdl, Protocol, Transport
 from nvcomm.stats import Audit, Stats
 from nvcomm.watcher import Watcher
@@ -118,6 +119,17 @@ class Communicator:
                 "forked from it: build one in the child, or start processes with spawn."
             )
         return self._engine
+
+    @property
+    def tag(self) -> int:
+        """The caller's own mark of the calls that follow, 0 to 65535; compared with NVCOMM_DEVICE_CHECKS=1 (R11)."""
+        return self.engine.tag
+
+    @tag.setter
+    def tag(self, tag: int) -> None:
+        if not 0 <= tag <= MAX_TAG:
+            raise UsageError(f"rank {self.rank}: tag is {tag}; wanted 0 to {MAX_TAG}.")
+        self.engine.tag = tag
 
     def all_gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Every rank's `x`, bit for bit, in rank order.

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 class Engine(Protocol):
     """What works on one rank's mailbox: `nvcomm.host` for CPU tensors, `nvcomm.collectives` for CUDA tensors."""
 
+    tag: int
+
     @property
     def rank(self) -> int: ...
 

@@ -87,6 +87,7 @@ class DeviceEngine:
         self._releases: list[Callable[[], object]] = []
         self._checks = settings().device_checks > 0
         self._delayed = options.transport == "delayed"
+        self.tag = 0  # the caller's own mark of the calls that follow, compared with device checks (R11)
         self._site = 0
         self._calls_before = self._first_generation = 0
         self._order = CallOrder(device)
@@ -186,7 +187,7 @@ class DeviceEngine:
             return
         stream, eager = self._order.enter()
         self._site = self._site % _LAST_SITE + 1
-        kernel(*args, self._site, kind_of(operation, dtype), 0, grid, stream)
+        kernel(*args, self._site, kind_of(operation, dtype), self.tag, grid, stream)
         if eager:
             self._order.leave(stream)
 

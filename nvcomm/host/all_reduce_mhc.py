@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nvcomm.collectives.all_reduce_mhc_config import MhcShape, PublishTarget
 
 # operation, its tensor, its result, tag, what to do
-Run = Callable[[str, torch.Tensor, Bytes, int, Callable[[headers.Call], None]], None]
+Run = Callable[[str, torch.Tensor, Bytes, Callable[[headers.Call], None]], None]
 
 
 class HostBoundary:
@@ -70,7 +70,7 @@ class HostBoundary:
             for dst_rank in steps.destinations():
                 steps.send(dst_rank, steps.row_words(port.mailboxes[dst_rank], port.rank, len(words)), words)
 
-        self._run("all_reduce_mhc ll", x, np.zeros(0, np.uint8), 0, body)
+        self._run("all_reduce_mhc ll", x, np.zeros(0, np.uint8), body)
 
     def collect(self, tensors: BoundaryTensors) -> None:
         """The second half, after `publish`."""
@@ -105,7 +105,7 @@ class HostBoundary:
         tensors: BoundaryTensors,
     ) -> None:
         try:
-            self._run(operation, x, result, 0, body)
+            self._run(operation, x, result, body)
         except NvcommError:
             for out in (tensors.new_residual, tensors.h):
                 if out is not None:

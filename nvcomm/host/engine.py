@@ -45,6 +45,7 @@ class HostEngine:
         memory: the mailboxes.
         rank: this rank.
         world_size: number of ranks.
+        tag: the caller's own mark of the calls that follow, 0 to 65535; compared with `device_checks` (R11).
 
     Args:
         memory: armed with EMPTY up to `layout.faults_base`.
@@ -88,6 +89,7 @@ class HostEngine:
         self.rank = memory.rank
         self.world_size = memory.world_size
         self.memory = memory
+        self.tag = 0
         self._owns_memory = owns_memory
         self._device_checks = device_checks
         self._group = group
@@ -103,13 +105,12 @@ class HostEngine:
         self._port.state[STATE_GENERATION] = generation & GENERATION_MASK
         self._steps = steps_type(mutations)(self._port, device_checks)
 
-    def all_gather(self, x: torch.Tensor, out: torch.Tensor, *, tag: int = 0) -> None:
+    def all_gather(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Gathers `x` of every rank into `out`, bit by bit. Collective; blocks.
 
         Args:
             x: any shape and dtype, contiguous, on the CPU, at most `max_bytes`, the same size on every rank.
             out: world_size times as many bytes, contiguous, on the CPU; overwritten.
-            tag: a mark of the caller's own, compared with `device_checks` (R11).
 
         Raises:
             UsageError: the arguments do not fit, another thread is inside this engine (R7), it is closed, or this
@@ -119,16 +120,15 @@ class HostEngine:
         """
         payload, result = self._input(x), output_bytes(out, x.nbytes * self.world_size)
         rows = result.reshape(self.world_size, len(payload))
-        self._run("all_gather", x, result, tag, lambda call: all_gather(self._steps, payload, rows, call))
+        self._run("all_gather", x, result, lambda call: all_gather(self._steps, payload, rows, call))
 
-    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, protocol: str = "auto", *, tag: int = 0) -> None:
+    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, protocol: str = "auto") -> None:
         """Sums `x` of every rank into `out`, in FP32 and one fixed order (R13). Collective; blocks.
 
         Args:
             x: bf16, fp16 or fp32, contiguous, on the CPU, at most `max_bytes`, the same shape on every rank.
             out: as `x`; overwritten.
             protocol: "ll", "two_shot" or "auto", the same on every rank; all give the same bits.
-            tag: as in `all_gather`.
 
         Raises:
             UsageError, PeerTimeoutError, CollectiveMismatchError: as `all_gather`; `out` is 0xFF bytes after the
@@ -141,15 +141,14 @@ class HostEngine:
         def body(call: headers.Call) -> None:
             all_reduce(self._steps, payload, result, call, x.dtype, chosen)
 
-        self._run(f"all_reduce {chosen}", x, result, tag, body)
+        self._run(f"all_reduce {chosen}", x, result, body)
 
-    def reduce_scatter(self, x: torch.Tensor, out: torch.Tensor, *, tag: int = 0) -> None:
+    def reduce_scatter(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Sums this rank's rows of every rank's `x` into `out`, with the bits of `all_reduce`. Collective; blocks.
 
         Args:
             x: (rows, *rest), otherwise as in `all_reduce`.
             out: (own rows, *rest); overwritten. The first `rows % world_size` ranks own one row more.
-            tag: as in `all_gather`.
 
         Raises:
             UsageError, PeerTimeoutError, CollectiveMismatchError: as `all_reduce`.
@@ -165,7 +164,7 @@ class HostEngine:
         def body(call: headers.Call) -> None:
             reduce_scatter(self._steps, payload, result, call, x.dtype, num_rows)
 
-        self._run("reduce_scatter", x, result, tag, body)
+        self._run("reduce_scatter", x, result, body)
 
     def ready(self, op: str, dtype: torch.dtype) -> bool:
         """Whether `op` can run on `dtype` without loading anything: always, there is nothing to load."""
@@ -269,19 +268,15 @@ class HostEngine:
     ) -> None:
         self.close()
 
-    def _run(
-        self, operation: str, x: torch.Tensor, result: Bytes, tag: int, body: Callable[[headers.Call], None]
-    ) -> None:
+    def _run(self, operation: str, x: torch.Tensor, result: Bytes, body: Callable[[headers.Call], None]) -> None:
         """One call: nothing if the rank is broken, and broken for good if it ends half-way."""
-        if not 0 <= tag <= headers.MAX_TAG:
-            raise UsageError(f"tag is {tag}; wanted 0 to {headers.MAX_TAG}.")
         self._enter()
         try:
             if error := self.fault():
                 result[...] = FILL
                 raise error
             dtype = str(x.dtype).removeprefix("torch.")
-            call = headers.Call(operation, dtype, x.nbytes, self.generation, tag)
+            call = headers.Call(operation, dtype, x.nbytes, self.generation, self.tag)
             try:
                 body(call)
             except NvcommError as error:

@@ -170,3 +170,31 @@ def test_a_gpu_that_is_not_there_is_refused_with_what_to_do(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(nvcomm.UnsupportedError, match="finds no CUDA GPU here: take device='cpu'"):
         nvcomm.virtual_world(2, "cuda")
+
+
+def test_R11_ranks_compare_the_callers_tag(monkeypatch):
+    monkeypatch.setenv("NVCOMM_DEVICE_CHECKS", "1")
+    with nvcomm.virtual_world(WORLD_SIZE, "cpu", timeout_s=10) as world:
+        for comm in world:
+            comm.tag = 65535
+        gather_and_check(world)
+        world[1].tag = 4
+        with pytest.raises(nvcomm.CollectiveMismatchError, match="tag 4") as caught:
+            gather_and_check(world)
+        assert "tag 65535" in str(caught.value)
+        world.reset()
+        world[0].tag = 4
+        gather_and_check(world)
+
+
+def test_without_checks_a_tag_costs_and_does_nothing(world):
+    world[0].tag = 9
+    gather_and_check(world)
+    world[0].tag = 0
+
+
+@pytest.mark.parametrize("tag", [-1, 65536])
+def test_a_tag_that_does_not_fit_is_refused(world, tag):
+    with pytest.raises(nvcomm.UsageError, match="tag"):
+        world[0].tag = tag
+    assert world[0].tag == 0

@@ -169,12 +169,14 @@ def test_R11_names_both_sides_with_the_same_text(ranks, differ):
         count = {"size": 5, "nothing to send": 0}.get(differ, 4) if other else 4
         x = torch.ones(count, dtype=dtype)
         out = torch.zeros((3, count), dtype=dtype)
+        engine.tag = 9 if differ == "tag" and other else 0
         with pytest.raises(CollectiveMismatchError) as caught:
-            engine.all_gather(x, out, tag=9 if differ == "tag" and other else 0)
+            engine.all_gather(x, out)
         assert (out.view(torch.uint8) == 0xFF).all()
         with pytest.raises(CollectiveMismatchError):
             engine.check()
         engine.reset()
+        engine.tag = 1
         engine.all_gather(torch.ones(4), torch.zeros((3, 4)))
         return str(caught.value)
 
@@ -188,7 +190,8 @@ def test_R11_names_both_sides_with_the_same_text(ranks, differ):
 def test_R11_checks_on_and_all_agree(ranks, gather):
     def work(engine):
         for size in (0, 1, 4096, 0, 17):
-            gather(engine, ones(size), tag=size)
+            engine.tag = size
+            gather(engine, ones(size))
 
     ranks(3, device_checks=1).run_clean(work)
 

@@ -120,6 +120,25 @@ def test_R11_a_rank_that_calls_something_else_is_named(checked, odd, seen):
     assert_gathered(checked.all_gather(xs), xs)
 
 
+def test_R11_the_callers_tag_is_compared_in_a_graph_too(checked):
+    xs = [coded(rank, 1, 100) for rank in range(3)]
+    outs = [x.new_zeros((3, 100)) for x in xs]
+    for tag, names in ((7, ()), (8, ("tag 7", "tag 8"))):
+        checked[0].tag, checked[1].tag, checked[2].tag = 7, 7, tag
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            checked.all_gather(xs, outs)
+        graph.replay()
+        torch.cuda.synchronize()
+        if not names:
+            assert_gathered(outs, xs)
+            continue
+        with pytest.raises(nvcomm.CollectiveMismatchError) as caught:
+            checked[0].check()
+        assert all(name in str(caught.value) for name in names)
+    checked.reset()
+
+
 def test_R11_without_checks_another_dtype_goes_unnoticed():
     """The negative control: what docs/mailbox.md says of ranks that disagree when nobody checks."""
     with nvcomm.virtual_world(2, timeout_s=TIMEOUT_S) as world:

@@ -21,7 +21,7 @@ EVEN = Scenario(2, gathers(1, 1, 1, 1))
 # Every order of these takes more than 5,000 states: seconds, not worth the repetition.
 WIDE = {"R1-clears-2", "R1-clears-3", "R1-clears-3-late", "R2-audit", "A2", "reset-timeout", "reset-marked"}
 WIDE |= {"R10b-no-drain", "R10b-marked-no-barrier-2", "late-copy-even", "late-copy-fixed-even", "clear-next-even"}
-WIDE |= {"skip-own-packed-even"}
+WIDE |= {"skip-own-packed-even", "R10b-marked-no-blank", "R10b-marked-no-barrier-1"}
 
 
 def test_next_slot_comes_from_the_mailbox(monkeypatch: pytest.MonkeyPatch) -> None:
