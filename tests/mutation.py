@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import os
 import shutil
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -164,7 +166,8 @@ def run(test: str, edits: Sequence[Edit] = (), widths: tuple[int, ...] = (16,)) 
     # The project's own options are for people: they want the plugin that writes the summary.
     options = [*off, "-o", "addopts=", "--import-mode=importlib", "--rootdir", str(ROOT), "-x"]
     started = time.monotonic()
-    with imported_afresh(edits, widths):
+    # One seed: whether a mutant is caught must not be a matter of chance.
+    with imported_afresh(edits, widths), mock.patch.dict(os.environ, PYTEST_SEED="1"):
         code = pytest.main([*options, str(ROOT / test)], plugins=[collector])
     seconds = time.monotonic() - started
     if collector.failure is None and (code != pytest.ExitCode.OK or not collector.ran):

@@ -11,6 +11,7 @@ CHECKS = "nvcomm/device_checks.py"
 TESTS = "tests/kernel"
 CPU = "tests/unit/test_gather_on_cpu.py"
 HOST = "tests/unit/test_device_engine_host.py"
+RESIDENCY = "tests/unit/test_residency.py::test_R8_all_ctas_of_all_ranks_and_their_waiting_dependents_fit"
 
 MISSING = "missing = any_equals(words, EMPTY, num_rows * CHUNK_WORDS)"
 COLLECT = "@cute.jit\ndef collect_chunk("
@@ -149,6 +150,20 @@ MUTANTS = (
         on_cpu=f"{HOST}::test_R7_an_eager_call_from_another_stream_waits_for_the_last_one",
     ),
     Mutant(
+        "R8",
+        "the other ranks of a device are not counted",
+        (Edit("nvcomm/residency.py", "grids = ranks_on_device * (2 if early_trigger else 1)", "grids = 1"),),
+        f"{RESIDENCY}[4-False-0.5-65]",
+        on_cpu=f"{RESIDENCY}[4-False-0.5-65]",
+    ),
+    Mutant(
+        "R9",
+        "kernels are loaded by their first launch",
+        (Edit("nvcomm/collectives/engine.py", "        jit.preload(kernel)  # R9\n", ""),),
+        f"{HOST}::test_R9_every_kernel_is_loaded_before_the_first_call_and_fits_as_counted[4]",
+        on_cpu=f"{HOST}::test_R9_every_kernel_is_loaded_before_the_first_call_and_fits_as_counted[4]",
+    ),
+    Mutant(
         "R10",
         "a wait lasts eight times as long as asked",
         (Edit(DEVICE, "if now - wait[0] > box.timeout_ns:", "if now - wait[0] > box.timeout_ns * 8:"),),
@@ -230,5 +245,18 @@ MUTANTS = (
         ),
         f"{TESTS}/test_back_to_back.py::test_R12_a_rank_without_rows_waits_for_everybody",
         on_cpu=f"{CPU}::test_R12_a_rank_without_rows_waits_for_everybody",
+    ),
+    Mutant(
+        "R13",
+        "ranks are added one after the other",
+        (
+            Edit(
+                "nvcomm/collectives/all_reduce_tree.py",
+                "    split = 1 << (len(values) - 1).bit_length() - 1\n",
+                "    split = len(values) - 1\n",
+            ),
+        ),
+        f"{TESTS}/test_all_reduce.py::test_R13_rows_growing_and_shrinking_in_one_mailbox[safe-ll]",
+        on_cpu="tests/unit/test_kernels_on_cpu.py::test_R13_reductions_in_one_mailbox[fp32-16-5]",
     ),
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host does for GPU ranks, without a GPU: the order of eager calls (R7), arming and reset() (R10b).
+"""What the host does for GPU ranks, without a GPU: the order of eager calls (R7), loading (R9), arming, reset() (R10b).
 
 CUDA's part is played by stand-ins that write down what is asked of them; mailbox and state are tensors on the CPU.
 """
@@ -15,9 +15,10 @@ import torch
 pytest.importorskip("cutlass")
 
 from nvcomm import mailbox, streams  # noqa: E402
+from nvcomm.collectives import engine as engine_module  # noqa: E402
 from nvcomm.collectives.engine import DeviceEngine  # noqa: E402
 from nvcomm.collectives.fault_report import RESET_FAILED  # noqa: E402
-from nvcomm.errors import GroupError  # noqa: E402
+from nvcomm.errors import GroupError, UnsupportedError  # noqa: E402
 from nvcomm.mailbox import EMPTY, MailboxLayout  # noqa: E402
 from nvcomm.options import Options  # noqa: E402
 
@@ -184,3 +185,21 @@ def test_R10b_a_reset_that_fails_leaves_the_rank_broken(rank, where, broken):
     if not broken:
         assert isinstance(error, GroupError)
         assert "rank 1: reset() failed half way" in str(error)
+
+
+@pytest.mark.parametrize("resident", [1, 4])
+def test_R9_every_kernel_is_loaded_before_the_first_call_and_fits_as_counted(rank, monkeypatch, resident):
+    loaded = []
+    jit = SimpleNamespace(
+        compile_kernel=lambda kernel, *args, key: key[0].access_bytes,
+        preload=loaded.append,
+        resident_ctas_per_sm=lambda kernel: resident,
+    )
+    monkeypatch.setattr(engine_module, "jit", jit)
+    rank.multicast, rank.world_size, rank._checks, rank._delayed = False, 2, False, False
+    if resident < 4:  # R8 counts on four
+        with pytest.raises(UnsupportedError, match="holds 1 CTAs of the all-gather on a multiprocessor; wanted 4"):
+            rank._compile(16)
+        return
+    assert [rank._compile(width) for width in (16, 8, 1)] == [16, 8, 1]
+    assert loaded == [16, 8, 1]
