@@ -15,7 +15,11 @@ class OwnedStream:
         with torch.cuda.device(device):
             torch.cuda.current_stream()  # makes torch create the context
             self._handle = driver.call("cuStreamCreate", driver.load().CUstream_flags.CU_STREAM_NON_BLOCKING)
-        self.stream: torch.cuda.Stream = torch.cuda.ExternalStream(int(self._handle), device=device)  # type: ignore[no-untyped-call]
+        try:
+            self.stream: torch.cuda.Stream = torch.cuda.ExternalStream(int(self._handle), device=device)  # type: ignore[no-untyped-call]
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Destroys the stream, once its work is done."""

@@ -90,12 +90,12 @@ class Delivery:
     def __init__(self, device: torch.device, seed: int) -> None:
         self._outbox = torch.zeros(outbox.OUTBOX_BYTES, dtype=torch.uint8, device=device)
         self._seed = seed & 0xFFFFFFFF
-        self._owned = OwnedStream(device)
         self._device = device
         self._deliver = jit.compile_kernel(DeliverKernel(), Int64(0), Uint32(0), make_fake_stream(), key=())
         self._end = jit.compile_kernel(EndKernel(), Int64(0), make_fake_stream(), key=())
         for kernel in (self._deliver, self._end):
             jit.preload(kernel)
+        self._owned = OwnedStream(device)  # last: what fails before it leaves nothing behind
         self.active = False
 
     @property

@@ -106,15 +106,20 @@ class DeviceEngine:
             *(peers, memory.multicast_ptr, self._state.data_ptr(), self._fault.data_ptr()),
             int(options.timeout_s * 1e9),
         )
-        self._kernels = {width: self._compile(width) for width in ACCESS_BYTES}
-        self._reductions = Reductions(
-            layout, options, self._box_args, rank=self.rank, places=self._places, multicast=self.multicast,
-            launcher=self._launch,
-        )  # fmt: skip
-        self._marker: Marker | None = None
-        if self.multicast:
-            self._marker = Marker(memory, layout, self._state.data_ptr(), max_ctas=max_ctas, threads=THREADS)
-        self.arm(options.generation)
+        try:
+            self._kernels = {width: self._compile(width) for width in ACCESS_BYTES}
+            self._reductions = Reductions(
+                layout, options, self._box_args, rank=self.rank, places=self._places, multicast=self.multicast,
+                launcher=self._launch,
+            )  # fmt: skip
+            self._marker: Marker | None = None
+            if self.multicast:
+                self._marker = Marker(memory, layout, self._state.data_ptr(), max_ctas=max_ctas, threads=THREADS)
+            self.arm(options.generation)
+        except BaseException:
+            if self._delivery is not None:
+                self._delivery.close()
+            raise
 
     def _compile(self, width: int) -> jit.CompiledKernel:
         config = AllGatherConfig(
