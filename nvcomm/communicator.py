@@ -363,6 +363,10 @@ class Communicator:
             GroupError: a rank did not take part in time; the communicator stays broken: build a new one.
         """
         self.engine.reset()
+        self.forget_pending()
+
+    def forget_pending(self) -> None:
+        """After a reset no first half of an operation waits for its second."""
         self._pending = None
 
     def close(self) -> None:

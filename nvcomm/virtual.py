@@ -123,6 +123,8 @@ class VirtualWorld(Sequence[Communicator]):
     def reset(self) -> None:
         """Brings every rank back after a fault; see `Communicator.reset`."""
         self._backend.reset()
+        for comm in self._comms:
+            comm.forget_pending()
 
     def close(self) -> None:
         """Closes every rank."""

@@ -198,3 +198,11 @@ def test_a_tag_that_does_not_fit_is_refused(world, tag):
     with pytest.raises(nvcomm.UsageError, match="tag"):
         world[0].tag = tag
     assert world[0].tag == 0
+
+
+def test_a_reset_of_the_world_forgets_a_first_half(world):
+    world[0].begin("first half", pending="its second half")
+    with pytest.raises(nvcomm.UsageError, match="its second half has to be next"):
+        world[0].all_gather(torch.zeros(1))
+    world.reset()
+    gather_and_check(world)
