@@ -194,10 +194,14 @@ def _protocol() -> Iterator[Configuration]:
     yield _many("mixed", "R12", OK, _mixtures(3, 2), note="gather, two-shot, reduce-scatter, broadcast in any order")
     yield _one("broadcast", "R12", OK, (Call("broadcast", (2,)),) * 4, note="the others send tokens")
     yield _one("escape", "R5", OK, ESCAPES)
+    yield _one("escape-3-ranks", "R5", OK, ESCAPE_AGAIN, world_size=3)
     yield _one("pdl", "R1", OK, EVEN, without(grids=r.PDL, pdl=True, between=r.IDLE))
     yield _one("pdl-2-words", "R1", OK, gathers(2, 1, 2), without(grids=r.PDL, pdl=True, between=r.IDLE))
+    yield _one("pdl-3-ranks", "R1", OK, gathers(1, 1, 1), without(grids=r.PDL, pdl=True, between=r.IDLE), world_size=3)
     yield _one("pdl-split", "R1", OK, EVEN, without(grids=r.PDL_SPLIT, pdl=True, between=r.IDLE))
+    yield _one("pdl-split-2-words", "R1", OK, gathers(2, 1, 2), without(grids=r.PDL_SPLIT, pdl=True, between=r.IDLE))
     yield _one("pdl-early", "R1 iii", OK, EVEN, without(grids=r.PDL_EARLY, pdl=True))
+    yield _one("pdl-early-2-words", "R1 iii", OK, gathers(2, 1, 2), without(grids=r.PDL_EARLY, pdl=True))
     yield _one("pdl-early-polite", "R1 iii", OK, EVEN, without(grids=r.PDL_EARLY, pdl=True, between=r.POLITE))
     yield _one("timeout", "R10", OK, gathers(2, 1, 2), timeouts="any", note="no reset: late words of a call given up")
     yield _one("timeout-3-ranks", "R10", OK, gathers(1, 1), world_size=3, timeouts="any")
@@ -206,6 +210,7 @@ def _protocol() -> Iterator[Configuration]:
     yield _one("death-two-shot", "R10", OK, two_shots(2, 2), timeouts="stuck", mortal=(0, 1))
     yield _one("death-two-shot-3-ranks", "R10", OK, two_shots(1, 1), world_size=3, timeouts="stuck", mortal=(0, 1))
     yield _one("reset", "R10b", OK, (*gathers(2, 1), RESET_CALL, *gathers(1, 2)))
+    yield _one("reset-3-ranks", "R10b", OK, (*gathers(1), RESET_CALL, *gathers(1)), world_size=3)
     yield _one("reset-timeout", "R10b", OK, (*gathers(1, 1), RESET_CALL, *gathers(1, 1)), timeouts="any",
                note="ranks may be a generation apart")  # fmt: skip
     yield _one("reset-timeout-2-words", "R10b", OK, (*gathers(2, 1), RESET_CALL, *gathers(1, 2)), timeouts="any")
@@ -215,10 +220,20 @@ def _protocol() -> Iterator[Configuration]:
     marked = without(reset=r.RESET_MARKED, in_order=True)
     yield _one("reset-marked", "R10b", OK, (*gathers(1), RESET_CALL, *gathers(1)), marked, timeouts="any")
     yield _one("reset-marked-full", "R10b", OK, (RESET_CALL, *gathers(1)), marked, full=True)
+    yield _one("reset-marked-2-words", "R10b", OK, (RESET_CALL, *gathers(2)), marked)
     yield _one("reset-marked-3-ranks", "R10b", OK, (RESET_CALL, *gathers(1)), marked, world_size=3)
     yield _one("walk-4-ranks", "all", OK, gathers(2, 1, 2, 1, 1), world_size=4, walks=100)
     yield _one("walk-8-ranks", "all", OK, gathers(1, 2, 1, 1), world_size=8, walks=10)
     yield _one("walk-8-two-shot", "all", OK, two_shots(8, 4, 8), world_size=8, walks=20)
+    mixed = (*gathers(1), *two_shots(4), Call("reduce_scatter", (4,)), Call("broadcast", (1,)))
+    yield _one("walk-4-mixed", "R12", OK, mixed, world_size=4, walks=100)
+    yield _one("walk-8-escape", "R5", OK, ESCAPES, world_size=8, walks=10)
+    yield _one("walk-8-pdl", "R1", OK, gathers(1, 2, 1), without(grids=r.PDL, pdl=True, between=r.IDLE), world_size=8,
+               walks=10)  # fmt: skip
+    yield _one("walk-8-death", "R10", OK, gathers(2, 1, 2), world_size=8, walks=20, timeouts="stuck", mortal=(3,))
+    for ranks, walks in ((4, 100), (8, 10)):
+        yield _one(f"walk-{ranks}-reset", "R10b", OK, (*gathers(2, 1), RESET_CALL, *gathers(1, 2)), world_size=ranks,
+                   walks=walks, timeouts="any")  # fmt: skip
     yield _one("walk-8-ranks-long", "all", OK, gathers(1, 2, 1, 2, 2, 1), world_size=8, walks=100, slow=True)
     yield _one("walk-4-ranks-long", "all", OK, gathers(2, 1, 2, 1, 2, 1), world_size=4, walks=1000, slow=True)
 
