@@ -24,6 +24,7 @@ from nvcomm.options import DEFAULT_MAX_BYTES, Options, Pdl
 if TYPE_CHECKING:
     from nvcomm.collectives.all_reduce import ReduceOp
     from nvcomm.collectives.all_reduce_tree import Dtype
+    from nvcomm.collectives.mailbox_kernel import MailboxKernel
 
 ARCHES = ("sm_90a", "sm_100a", "sm_103a")
 OPS = ("all_gather", "all_reduce", "reduce_scatter")
@@ -39,6 +40,11 @@ class Variant:
     kernel: Any
     fake_args: tuple[Any, ...]
     key: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, name: str, kernel: MailboxKernel) -> Variant:
+        """A mailbox kernel, as its engine loads it."""
+        return cls(name, kernel, kernel.fake_args(), (kernel.config,))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,7 +77,7 @@ def variants(
 ) -> Iterator[Variant]:
     """Every all-gather kernel that a communicator of one of these kinds loads when it is built."""
     from nvcomm.collectives.all_gather import AllGatherConfig, AllGatherKernel
-    from nvcomm.collectives.engine import THREADS, fake_args
+    from nvcomm.collectives.engine import THREADS
     from nvcomm.collectives.tensors import ACCESS_BYTES
 
     checks = settings().device_checks > 0
@@ -81,7 +87,7 @@ def variants(
             for width in ACCESS_BYTES:
                 config = AllGatherConfig(layout, width, transport == "multicast", pdl, THREADS, checks)
                 name = f"all_gather {world_size} ranks, {transport}, {width}-byte accesses"
-                yield Variant(name, AllGatherKernel(config), fake_args(world_size), (config,))
+                yield Variant.of(name, AllGatherKernel(config))
 
 
 def reset_variants(world_sizes: Sequence[int], max_bytes: int) -> Iterator[Variant]:
@@ -98,7 +104,7 @@ def reducing_variants(
     op: ReduceOp, dtype: Dtype, world_sizes: Sequence[int], options: Options, transports: Sequence[str] = ("peer",)
 ) -> Iterator[Variant]:
     """Every kernel that `op` on `dtype` loads when it is prepared."""
-    from nvcomm.collectives.all_reduce import fake_args, kernel_config, kernel_keys
+    from nvcomm.collectives.all_reduce import kernel_config, kernel_keys
 
     for world_size in world_sizes:
         layout = MailboxLayout(world_size, options.max_bytes)
@@ -106,7 +112,7 @@ def reducing_variants(
             for kernel, _, width in kernel_keys(op, dtype):
                 config = kernel_config(kernel, dtype, width, layout, options, multicast=transport == "multicast")
                 name = f"{kernel.__name__} {dtype} {world_size} ranks, {transport}, {width}-byte accesses"
-                yield Variant(name, kernel(config), fake_args(world_size, kernel), (config,))
+                yield Variant.of(name, kernel(config))
 
 
 def _wanted(options: argparse.Namespace) -> Iterator[Variant]:

@@ -14,6 +14,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32, range_constexpr
 
 from nvcomm import mailbox
+from nvcomm.handle import Handle
 from nvcomm.mailbox import CHUNK_WORDS, EMPTY, ESCAPE, MailboxLayout
 from nvcomm.outbox import post
 from nvcomm.ptx import memory as ptx
@@ -34,35 +35,29 @@ class Mailbox:
 
     Attributes:
         layout: where things lie.
-        multicast: whether `multicast_ptr` is there to publish with.
-        rank: this rank.
-        peers: every rank's mailbox, this rank's first, then the following ranks' in turn, so that the ranks'
-            stores spread over the destinations.
-        multicast_ptr: one address for all mailboxes.
-        state: this rank's state block.
-        fault_record: pinned host memory for what a timeout saw.
-        timeout_ns: bound of every wait, in nanoseconds.
-        outbox: with the delayed transport, where publishes go instead; else None.
+        multicast: whether to publish with the handle's `multicast_ptr`.
+        handle: the rank's.
         slot: this call's slot.
         generation: this call's generation.
+        outbox: with the delayed transport, where publishes go instead; else None.
     """
 
     layout: MailboxLayout
     multicast: bool
-    rank: Int32
-    peers: tuple[Int64, ...]
-    multicast_ptr: Int64
-    state: Int64
-    fault_record: Int64
-    timeout_ns: Int64
+    handle: Handle
     slot: Uint32
     generation: Uint32
-    outbox: Int64 | None = None
+    outbox: Int64 | None
+
+    @property
+    def rank(self) -> Int32:
+        """This rank."""
+        return self.handle.rank
 
     @property
     def own(self) -> Int64:
         """This rank's mailbox."""
-        return self.peers[0]
+        return self.handle.peers[0]
 
     def row(self, src_rank: Int32 | int) -> Int64:
         """Bytes to row `src_rank` of this call's slot."""
@@ -78,24 +73,29 @@ def outbox_of(state: Int64) -> Int64:
     return Int64(ptx.ld_relaxed_gpu_u64(state + mailbox.STATE_OUTBOX * 4))
 
 
-def publish_words(box: Mailbox, offset: Int64, words: tuple[Uint32, Uint32, Uint32, Uint32]) -> None:
+def send_words(box: Mailbox, k: int, offset: Int64, words: tuple[Uint32, ...]) -> None:
+    """Stores 16 bytes into the mailbox of the k-th rank after this one, alone."""
+    if box.outbox is None:
+        ptx.st_relaxed_sys_v4(box.handle.peers[k] + offset, words)
+    else:
+        post(box.outbox, box.handle.peers[k] + offset, words)
+
+
+def publish_words(box: Mailbox, offset: Int64, words: tuple[Uint32, ...]) -> None:
     """Stores 16 bytes into every rank's mailbox, this rank's own included."""
     if box.multicast:
-        ptx.multimem_st_relaxed_sys_v4(box.multicast_ptr + offset, words)
+        ptx.multimem_st_relaxed_sys_v4(box.handle.multicast_ptr + offset, words)
     else:
-        for peer in box.peers:
-            if box.outbox is None:
-                ptx.st_relaxed_sys_v4(peer + offset, words)
-            else:
-                post(box.outbox, peer + offset, words)
+        for k in range(box.layout.world_size):
+            send_words(box, k, offset, words)
 
 
 def publish_word(box: Mailbox, offset: Int64, word: Uint32) -> None:
     """Stores 4 bytes into every rank's mailbox, this rank's own included."""
     if box.multicast:
-        ptx.multimem_st_relaxed_sys(box.multicast_ptr + offset, word)
+        ptx.multimem_st_relaxed_sys(box.handle.multicast_ptr + offset, word)
     else:
-        for peer in box.peers:
+        for peer in box.handle.peers:
             if box.outbox is None:
                 ptx.st_relaxed_sys(peer + offset, word)
             else:
@@ -130,7 +130,14 @@ def publish_record(box: Mailbox, chunk: Int32, words: tuple[Uint32, Uint32, Uint
         offset = box.record(box.rank, chunk // mailbox.CHUNKS_PER_RECORD) + Int64(lane // CHUNK_WORDS) * 4
         publish_word(box, offset, bits | Uint32(mailbox.RECORD_TAG))
     if escaped:
-        ptx.red_add_relaxed_gpu(box.state + mailbox.STATE_ESCAPES * 4, Uint32(1))
+        ptx.red_add_relaxed_gpu(box.handle.state + mailbox.STATE_ESCAPES * 4, Uint32(1))
+
+
+def new_wait() -> cute.Tensor:
+    """One Int64 register that a thread keeps over a call; see `collect_chunk`."""
+    wait = cute.make_rmem_tensor(1, Int64)
+    wait[0] = Int64(0)
+    return wait
 
 
 def load_rows(words: cute.Tensor, addr: Int64, row_bytes: int, num_rows: int) -> None:
@@ -219,21 +226,21 @@ def look_at_clock(
         if words[i] == Uint32(EMPTY):
             first = Int32(i)
     row = src_rank + first // CHUNK_WORDS
-    ptx.red_max_relaxed_gpu(box.state + Int64(mailbox.STATE_WAITS + row) * 4, waited_us)
-    if now - wait[0] > box.timeout_ns:
+    ptx.red_max_relaxed_gpu(box.handle.state + Int64(mailbox.STATE_WAITS + row) * 4, waited_us)
+    if now - wait[0] > box.handle.timeout_ns:
         report(box, FAULT_TIMEOUT, Int32(row), Uint32(chunk * CHUNK_WORDS + first % CHUNK_WORDS), waited_us)
         wait[0] = Int64(-1)
-    if ptx.ld_relaxed_gpu(box.state + mailbox.STATE_BROKEN * 4) != 0:
+    if ptx.ld_relaxed_gpu(box.handle.state + mailbox.STATE_BROKEN * 4) != 0:
         wait[0] = Int64(-1)
 
 
 @cute.jit
 def report(box: Mailbox, kind: int, src_rank: Int32, word: Uint32, waited_us: Uint32) -> None:
     """Breaks the communicator; the first thread that does writes what it saw to the host and to every fault row."""
-    if ptx.atom_cas_relaxed_gpu(box.state + mailbox.STATE_BROKEN * 4, Uint32(0), Uint32(kind)) == 0:
+    if ptx.atom_cas_relaxed_gpu(box.handle.state + mailbox.STATE_BROKEN * 4, Uint32(0), Uint32(kind)) == 0:
         record = (Uint32(box.rank), Uint32(src_rank), box.generation, box.slot, word, waited_us)
-        targets = [peer + box.layout.fault_offset(Int64(box.rank)) for peer in box.peers]
-        for target in (box.fault_record, *targets):
+        targets = [peer + box.layout.fault_offset(Int64(box.rank)) for peer in box.handle.peers]
+        for target in (box.handle.fault_record, *targets):
             for i in range_constexpr(len(record)):
                 ptx.st_relaxed_sys(target + (i + 1) * 4, record[i])
             ptx.st_release_sys(target, Uint32(kind))  # last: whoever reads the kind reads the whole record

@@ -6,52 +6,34 @@ Both cost a memory round trip or two, so they are compiled in only when asked fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32, range_constexpr
 
 from nvcomm import mailbox
 from nvcomm.device import FAULT_MISMATCH, FAULT_OVERLAP, Mailbox, collect_word, publish_word, report
+from nvcomm.handle import Call, Handle
 from nvcomm.mailbox import EMPTY, HEADER_WORDS, RECORD_BITS, RECORD_TAG
 from nvcomm.ptx import memory as ptx
 
 _MASK = (1 << RECORD_BITS) - 1
 
 
-@dataclass(frozen=True)
-class CallWords:
-    """What a launch says of itself. Run-time values, frozen into a captured graph.
-
-    Attributes:
-        site: not 0, and different for every launch or captured node.
-        kind: index of the operation, and of the dtype in the upper half.
-        num_bytes: bytes that this rank contributes.
-        tag: the caller's own mark, 16 bits.
-    """
-
-    site: Uint32
-    kind: Uint32
-    num_bytes: Int32
-    tag: Uint32
-
-
 @cute.jit
-def take_busy(state: Int64, fault_record: Int64, rank: Int32, thread: Int32, call: CallWords) -> None:
+def take_busy(handle: Handle, thread: Int32, call: Call) -> None:
     """Each CTA, after its wait and before it reads the state, takes the busy word for this call (R7).
 
     Whoever finds another call's mark there breaks the communicator: two calls overlap. The record then has the two
     marks where a timeout's has generation and slot.
     """
     if thread == 0:
-        held = ptx.atom_cas_relaxed_gpu(state + mailbox.STATE_BUSY * 4, Uint32(0), call.site)
+        held = ptx.atom_cas_relaxed_gpu(handle.state + mailbox.STATE_BUSY * 4, Uint32(0), call.site)
         if (held != Uint32(0)) & (held != call.site):
-            broken = state + mailbox.STATE_BROKEN * 4
+            broken = handle.state + mailbox.STATE_BROKEN * 4
             if ptx.atom_cas_relaxed_gpu(broken, Uint32(0), Uint32(FAULT_OVERLAP)) == 0:
-                record = (Uint32(rank), Uint32(rank), held, call.site)
+                record = (Uint32(handle.rank), Uint32(handle.rank), held, call.site)
                 for i in range_constexpr(len(record)):
-                    ptx.st_relaxed_sys(fault_record + (i + 1) * 4, record[i])
-                ptx.st_release_sys(fault_record, Uint32(FAULT_OVERLAP))
+                    ptx.st_relaxed_sys(handle.fault_record + (i + 1) * 4, record[i])
+                ptx.st_release_sys(handle.fault_record, Uint32(FAULT_OVERLAP))
     cute.arch.sync_threads()
 
 
@@ -67,16 +49,16 @@ def leave_busy(state: Int64, thread: Int32, num_ctas: Int32) -> None:
 
 
 @cute.jit
-def exchange_headers(box: Mailbox, call: CallWords, wait: cute.Tensor) -> None:
+def exchange_headers(box: Mailbox, call: Call, num_bytes: Int32, wait: cute.Tensor) -> None:
     """The first warp of the grid publishes this rank's header, collects all, and compares each with its own (R11).
 
     The words are those of `nvcomm.host.headers.encode`. Where one differs all stay in the mailbox, for the report.
     """
     lane = cute.arch.lane_idx()
-    num_bytes = Uint32(call.num_bytes)
+    size = Uint32(num_bytes)
     fields = (
         *(call.kind & Uint32(_MASK), call.kind >> Uint32(16)),
-        *(num_bytes & Uint32(_MASK), num_bytes >> Uint32(16), Uint32(0)),
+        *(size & Uint32(_MASK), size >> Uint32(16), Uint32(0)),
         *(box.generation & Uint32(_MASK), box.generation >> Uint32(16), call.tag),
     )
     mine = Uint32(0)

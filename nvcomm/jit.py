@@ -151,6 +151,13 @@ def resident_ctas_per_sm(kernel: CompiledKernel, *args: Any) -> int:
     return resident_ctas_of(lambda stream: kernel(*launch_args, stream))
 
 
+def pack(values: tuple[Any, ...]) -> Any:
+    """A nested tuple of integers as TVM-FFI's own array: what many launches pass is then converted once."""
+    import tvm_ffi
+
+    return tvm_ffi.convert(values)
+
+
 def artifacts(kernel: Any, *fake_args: Any, arch: str | None = None) -> Artifacts:
     """Compiles `kernel` for `arch` (default `target_arch()`), past every cache, and returns PTX and cubin."""
     arch = arch or target_arch()
@@ -279,7 +286,7 @@ def _describe(arg: Any) -> Any:
 def _plain(arg: Any) -> Any:
     """The value to launch with that corresponds to a placeholder; anything but numbers stays as it is."""
     if isinstance(arg, list | tuple):
-        return type(arg)(_plain(one) for one in arg)
+        return tuple(_plain(one) for one in arg)
     return arg.value if _is_number(arg) and hasattr(arg, "value") else arg
 
 

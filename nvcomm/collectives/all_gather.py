@@ -22,14 +22,14 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cuda.bindings.driver import CUstream
-from cutlass import Boolean, Int32, Int64, Uint32, const_expr, range_constexpr
+from cutlass import Boolean, Int32, Int64, Uint32, range_constexpr
 
 from nvcomm import device, mailbox
-from nvcomm.collectives import all_reduce_turn as turn
+from nvcomm.collectives import turn
+from nvcomm.collectives.mailbox_kernel import MailboxKernel, Transfer
 from nvcomm.collectives.tensors import load_chunk, store_chunk
-from nvcomm.device import WARP, Mailbox, outbox_of
-from nvcomm.device_checks import CallWords, exchange_headers, leave_busy, take_busy
+from nvcomm.device import WARP, Mailbox
+from nvcomm.handle import Call, Handle
 from nvcomm.mailbox import CHUNK_WORDS, MailboxLayout
 from nvcomm.options import Pdl
 from nvcomm.ptx import memory as ptx
@@ -43,11 +43,7 @@ class AllGatherConfig:
         layout: the mailbox.
         access_bytes: width of accesses to input and output.
         multicast: publish with one multicast store instead of one store per rank.
-        pdl: "off": plain launch. "safe": programmatic dependent launch, trigger after the last store (R1 ii).
-            "early": trigger right after the wait (R1 iii).
-        threads: threads of a CTA.
-        delayed: publish into the outbox of the delayed transport.
-        device_checks: overlapping and differing calls are recorded (R7, R11).
+        pdl, threads, device_checks, delayed: see `KernelConfig`.
     """
 
     layout: MailboxLayout
@@ -69,98 +65,25 @@ class AllGatherConfig:
         return (1024 if self.layout.world_size <= 4 else 512) // self.threads
 
 
-class AllGatherKernel:
+class AllGatherKernel(MailboxKernel):
     """The all-gather of one `AllGatherConfig`."""
 
-    def __init__(self, config: AllGatherConfig) -> None:
-        self.config = config
-
-    @cute.jit
-    def __call__(
-        self,
-        inp: Int64,
-        out: Int64,
-        peers: list[Int64],
-        multicast_ptr: Int64,
-        state: Int64,
-        fault_record: Int64,
-        timeout_ns: Int64,
-        num_bytes: Int32,
-        rank: Int32,
-        site: Uint32,
-        kind: Uint32,
-        tag: Uint32,
-        ctas: Int32,
-        stream: CUstream,
-    ) -> None:
-        """Launches the kernel.
-
-        Args:
-            inp, out: addresses of the tensors.
-            peers, multicast_ptr, state, fault_record, timeout_ns, rank: see `nvcomm.device.Mailbox`.
-            num_bytes: bytes that each rank contributes, not 0.
-            site, kind, tag: see `nvcomm.device_checks.CallWords`; not read without device checks.
-            ctas: CTAs of the grid, the same on every rank.
-            stream: where it runs.
-        """
-        self.kernel(
-            inp, out, peers, multicast_ptr, state, fault_record, timeout_ns, num_bytes, rank, site, kind, tag
-        ).launch(
-            grid=(ctas, 1, 1),
-            block=(self.config.threads, 1, 1),
-            stream=stream,
-            min_blocks_per_mp=self.config.ctas_per_sm,
-            preferred_smem_carveout=-1,  # the driver's default; left out, the compiler asks the driver for a GPU
-            use_pdl=self.config.pdl != "off",
-        )
+    config: AllGatherConfig
 
     @cute.kernel
-    def kernel(
-        self,
-        inp: Int64,
-        out: Int64,
-        peers: list[Int64],
-        multicast_ptr: Int64,
-        state: Int64,
-        fault_record: Int64,
-        timeout_ns: Int64,
-        num_bytes: Int32,
-        rank: Int32,
-        site: Uint32,
-        kind: Uint32,
-        tag: Uint32,
-    ) -> None:
+    def kernel(self, work: Transfer, handle: Handle, call: Call) -> None:
         config = self.config
-        thread, _, _ = cute.arch.thread_idx()
-        cta, _, _ = cute.arch.block_idx()
-        num_ctas, _, _ = cute.arch.grid_dim()
-        if const_expr(config.pdl != "off"):
-            cute.arch.griddepcontrol_wait()  # R1 (i)
-            if const_expr(config.pdl == "early"):
-                cute.arch.griddepcontrol_launch_dependents()  # R1 (iii)
-        call = CallWords(site, kind, num_bytes, tag)
-        if const_expr(config.device_checks):
-            take_busy(state, fault_record, rank, thread, call)
-        lane = thread % WARP
-        step = num_ctas * config.threads
-        first = cta * config.threads + thread
+        inp, out, num_bytes = work
+        at = turn.place()
+        turn.begin(config, config.pdl == "early", handle, call, at.thread)
+        lane = at.thread % WARP
+        step = at.num_ctas * config.threads
+        first = at.cta * config.threads + at.thread
         num_chunks = (num_bytes + (mailbox.CHUNK_BYTES - 1)) // mailbox.CHUNK_BYTES
-        slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(state)
+        slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(handle.state)
         # in flight together with the state: one memory latency less before the first store
         ahead = self.load(inp, first, num_chunks, num_bytes)
-        box = Mailbox(
-            config.layout,
-            config.multicast,
-            rank,
-            tuple(peers),
-            multicast_ptr,
-            state,
-            fault_record,
-            timeout_ns,
-            slot,
-            generation,
-            outbox_of(state) if config.delayed else None,
-        )
+        box = turn.open_box(config, handle, slot, generation)
         # A broken communicator publishes nothing (R10). Not a branch around the loop: the compiler would move the loads
         # behind it, and so behind the state's arrival.
         live = Boolean(broken == 0)
@@ -171,14 +94,11 @@ class AllGatherKernel:
             chunk += step
             if chunk - lane < num_chunks:
                 ahead = self.load(inp, chunk, num_chunks, num_bytes)
-            device.publish_chunk(box, box.row(rank), chunk - step, words, live & (chunk - step < num_chunks))
-        last = turn.arrive(state, thread, num_ctas)
+            device.publish_chunk(box, box.row(box.rank), chunk - step, words, live & (chunk - step < num_chunks))
+        last = turn.arrive(box, at)
         if live:
-            wait = cute.make_rmem_tensor(1, Int64)
-            wait[0] = Int64(0)
-            if const_expr(config.device_checks):  # noqa: SIM102 - this one is decided while the kernel is traced
-                if first - lane == 0:
-                    exchange_headers(box, call, wait)
+            wait = device.new_wait()
+            turn.compare(config, box, call, num_bytes, Boolean(first - lane == 0), wait)
             chunk = first
             while chunk - lane < num_chunks:
                 self.collect(box, out, chunk, num_chunks, num_bytes, wait)
@@ -188,11 +108,7 @@ class AllGatherKernel:
             while chunk < num_chunks:
                 self.fill(out, chunk, num_bytes)
                 chunk += step
-        turn.step(state, slot, generation, num_bytes, last, broken)
-        if const_expr(config.device_checks):
-            leave_busy(state, thread, num_ctas)
-        if const_expr(config.pdl != "early"):
-            turn.release(thread, config.pdl == "safe")  # R1 (ii)
+        turn.end(config, box, at, num_bytes, last, broken)
 
     def load(
         self, inp: Int64, chunk: Int32, num_chunks: Int32, num_bytes: Int32

@@ -13,14 +13,13 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import torch
-from cutlass import Int32, Int64, Uint32
-from cutlass.cute.runtime import make_fake_stream
 
 from nvcomm import jit, mailbox
 from nvcomm.collectives.all_reduce_config import ReduceConfig
 from nvcomm.collectives.all_reduce_ll import AllReduceLLKernel
 from nvcomm.collectives.all_reduce_tree import ELEM_BYTES, Dtype
 from nvcomm.collectives.all_reduce_two_shot import AllReduceTwoShotKernel
+from nvcomm.collectives.mailbox_kernel import MailboxKernel, load
 from nvcomm.collectives.reduce_scatter import ReduceScatterKernel
 from nvcomm.collectives.tensors import access_bytes
 from nvcomm.device import WARP
@@ -29,8 +28,7 @@ from nvcomm.errors import UsageError
 from nvcomm.mailbox import CHUNK_BYTES, MailboxLayout
 from nvcomm.options import Options
 
-# (operation, dtype, kernel, its arguments up to the rank, CTAs or clusters): adds what a launch says of itself, and the
-# stream.
+# (operation, dtype, kernel, its work, clusters): adds the handle, what the call says of itself, and the stream.
 Launcher = Callable[[str, torch.dtype, jit.CompiledKernel, tuple[Any, ...], int], None]
 ReduceProtocol = Literal["auto", "ll", "two_shot"]
 ReduceOp = Literal["all_reduce", "reduce_scatter"]
@@ -43,7 +41,7 @@ THREADS = 128  # a row of 5,120 bf16 then spreads over 5 multiprocessors
 _NEVER = 1 << 31
 SWITCH_BYTES = {1: _NEVER, 2: _NEVER, 3: 320 << 10, 4: 192 << 10, 5: 144 << 10, 6: 112 << 10, 7: 96 << 10, 8: 80 << 10}
 
-_KERNELS: dict[ReduceOp, tuple[type[Any], ...]] = {
+_KERNELS: dict[ReduceOp, tuple[type[MailboxKernel], ...]] = {
     "all_reduce": (AllReduceLLKernel, AllReduceTwoShotKernel),
     "reduce_scatter": (ReduceScatterKernel,),
 }
@@ -64,21 +62,13 @@ def choose(
     return "two_shot" if num_bytes >= switch_bytes[world_size] else "ll"
 
 
-def fake_args(world_size: int, kernel: type[Any]) -> tuple[object, ...]:
-    """Placeholders for the parameters of a reducing kernel."""
-    sizes = (Int32(1), Int32(1)) if kernel is ReduceScatterKernel else (Int32(1),)
-    box = ([Int64(0)] * world_size, Int64(0), Int64(0), Int64(0), Int64(0))
-    call = (Uint32(0), Uint32(0), Uint32(0))
-    return (Int64(0), Int64(0), *box, *sizes, Int32(0), *call, Int32(1), make_fake_stream())
-
-
-def kernel_keys(op: ReduceOp, dtype: Dtype) -> list[tuple[type[Any], Dtype, int]]:
+def kernel_keys(op: ReduceOp, dtype: Dtype) -> list[tuple[type[MailboxKernel], Dtype, int]]:
     """(class, dtype, bytes of an access) of every kernel that `op` may launch on `dtype`."""
     return [(kernel, dtype, width) for kernel in _KERNELS[op] for width in (CHUNK_BYTES, ELEM_BYTES[dtype])]
 
 
 def kernel_config(
-    kernel: type[Any], dtype: Dtype, width: int, layout: MailboxLayout, options: Options, *, multicast: bool
+    kernel: type[MailboxKernel], dtype: Dtype, width: int, layout: MailboxLayout, options: Options, *, multicast: bool
 ) -> ReduceConfig:
     """What a rank compiles `kernel` for, here or ahead of time (`nvcomm compile`)."""
     multicast = multicast and kernel is not ReduceScatterKernel  # whose every word goes to one rank
@@ -92,28 +82,24 @@ class Reductions:
     """The reducing kernels of one rank, compiled and loaded when first asked for."""
 
     def __init__(
-        self, layout: MailboxLayout, options: Options, box_args: tuple[Any, ...], *, rank: int,
-        places: Callable[[int], int], multicast: bool, launcher: Launcher,
+        self, layout: MailboxLayout, options: Options, *, places: Callable[[int], int], multicast: bool,
+        launcher: Launcher,
     ) -> None:  # fmt: skip
         """Compiles nothing yet.
 
         Args:
             layout: the mailbox.
             options: the communicator's.
-            box_args: peers, multicast pointer, state, fault record and timeout, as kernels take them.
-            rank: this rank.
             places: CTAs a rank may launch (R8) of a kernel of which so many fit one multiprocessor.
             multicast: whether there is a multicast pointer.
             launcher: how the engine launches.
         """
         self._layout = layout
         self._options = options
-        self._box_args = box_args
-        self._rank = rank
         self._max_ctas = places(ReduceConfig(layout, "bf16", threads=THREADS).ctas_per_sm)
         self._multicast = multicast
         self._launcher = launcher
-        self._kernels: dict[tuple[type[Any], Dtype, int], jit.CompiledKernel] = {}
+        self._kernels: dict[tuple[type[MailboxKernel], Dtype, int], jit.CompiledKernel] = {}
 
     def ready(self, op: ReduceOp, dtype: torch.dtype) -> bool:
         """Whether every kernel of `op` on `dtype` is loaded."""
@@ -129,9 +115,7 @@ class Reductions:
             if key not in self._kernels:
                 kernel, name, width = key
                 config = kernel_config(kernel, name, width, self._layout, self._options, multicast=self._multicast)
-                args = fake_args(self._layout.world_size, kernel)
-                self._kernels[key] = jit.compile_kernel(kernel(config), *args, key=(config,))
-                jit.preload(self._kernels[key])
+                self._kernels[key] = load(kernel(config))
 
     def all_reduce(self, x: torch.Tensor, out: torch.Tensor, protocol: ReduceProtocol) -> None:
         """Launches an all-reduce of checked tensors."""
@@ -144,8 +128,7 @@ class Reductions:
         # a warp of the two-shot kernel takes whole spans of 32 chunks of each owner
         warps = math.ceil(mailbox.num_chunks(x.nbytes) / (WARP * chunks_a_thread))
         ctas = min(self._max_ctas, math.ceil(warps / (THREADS // WARP)))
-        args = (x.data_ptr(), out.data_ptr(), *self._box_args, x.nbytes, self._rank)
-        self._launcher(f"all_reduce {chosen}", x.dtype, launch, args, ctas)
+        self._launcher(f"all_reduce {chosen}", x.dtype, launch, (x.data_ptr(), out.data_ptr(), x.nbytes), ctas)
 
     def reduce_scatter(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Launches a reduce-scatter of checked tensors; `x` has at least one row of at least one element."""
@@ -153,15 +136,16 @@ class Reductions:
         launch = self._kernel(ReduceScatterKernel, x, out, row_bytes)
         largest = math.ceil(rows / self._layout.world_size) * row_bytes
         ctas = min(self._max_ctas, math.ceil(mailbox.num_chunks(largest) / THREADS))
-        args = (x.data_ptr(), out.data_ptr(), *self._box_args, rows, row_bytes, self._rank)
-        self._launcher("reduce_scatter", x.dtype, launch, args, ctas)
+        self._launcher("reduce_scatter", x.dtype, launch, (x.data_ptr(), out.data_ptr(), rows, row_bytes), ctas)
 
-    def _kernel(self, kernel: type[Any], x: torch.Tensor, out: torch.Tensor, granule: int) -> jit.CompiledKernel:
+    def _kernel(
+        self, kernel: type[MailboxKernel], x: torch.Tensor, out: torch.Tensor, granule: int
+    ) -> jit.CompiledKernel:
         dtype = DTYPES[x.dtype]
         aligned = access_bytes(x.data_ptr(), out.data_ptr(), granule) == CHUNK_BYTES
         return self._kernels[kernel, dtype, CHUNK_BYTES if aligned else ELEM_BYTES[dtype]]
 
-    def _keys(self, op: ReduceOp, dtype: torch.dtype) -> list[tuple[type[Any], Dtype, int]]:
+    def _keys(self, op: ReduceOp, dtype: torch.dtype) -> list[tuple[type[MailboxKernel], Dtype, int]]:
         if dtype not in DTYPES:
             raise UsageError(f"{op}: got {dtype}; wanted one of {', '.join(map(str, DTYPES))}.")
         return kernel_keys(op, DTYPES[dtype])

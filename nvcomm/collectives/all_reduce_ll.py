@@ -10,93 +10,45 @@ its own mailbox, its own row included (R2), clears them (R3), adds them in the o
     output  [ chunk 0 | chunk 1 | ... ]            the sum of the rows
 
 Every rank adds the same words in the same order, so all find the same bits. Order of memory: as in the all-gather
-(`all_gather.py`), except that slot and generation are stepped early (`all_reduce_turn.py`).
+(`all_gather.py`).
 """
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cuda.bindings.driver import CUstream
 from cutlass import Boolean, Int32, Int64, Uint32, const_expr
 
 from nvcomm import device, mailbox
-from nvcomm.collectives import all_reduce_turn as turn
-from nvcomm.collectives.all_reduce_call import begin, compare, end, open_box
+from nvcomm.collectives import turn
 from nvcomm.collectives.all_reduce_config import ReduceConfig
 from nvcomm.collectives.all_reduce_tree import sendable, sum_rows
+from nvcomm.collectives.mailbox_kernel import MailboxKernel, Transfer
 from nvcomm.collectives.tensors import load_chunk, store_chunk
 from nvcomm.device import WARP, Mailbox
-from nvcomm.device_checks import CallWords
+from nvcomm.handle import Call, Handle
 from nvcomm.mailbox import CHUNK_WORDS
 from nvcomm.ptx import memory as ptx
 
 
-class AllReduceLLKernel:
+class AllReduceLLKernel(MailboxKernel):
     """The LL all-reduce of one `ReduceConfig`."""
 
-    def __init__(self, config: ReduceConfig) -> None:
-        self.config = config
-
-    @cute.jit
-    def __call__(
-        self,
-        inp: Int64,
-        out: Int64,
-        peers: list[Int64],
-        multicast_ptr: Int64,
-        state: Int64,
-        fault_record: Int64,
-        timeout_ns: Int64,
-        num_bytes: Int32,
-        rank: Int32,
-        site: Uint32,
-        kind: Uint32,
-        tag: Uint32,
-        ctas: Int32,
-        stream: CUstream,
-    ) -> None:
-        """Launches the kernel on `num_bytes` of input and output; the rest as for the all-gather."""
-        self.kernel(
-            inp, out, peers, multicast_ptr, state, fault_record, timeout_ns, num_bytes, rank, site, kind, tag
-        ).launch(
-            grid=(ctas, 1, 1),
-            block=(self.config.threads, 1, 1),
-            stream=stream,
-            min_blocks_per_mp=self.config.ctas_per_sm,
-            preferred_smem_carveout=-1,  # the driver's default; left out, the compiler asks the driver for a GPU
-            use_pdl=self.config.pdl != "off",
-        )
+    config: ReduceConfig
 
     @cute.kernel
-    def kernel(
-        self,
-        inp: Int64,
-        out: Int64,
-        peers: list[Int64],
-        multicast_ptr: Int64,
-        state: Int64,
-        fault_record: Int64,
-        timeout_ns: Int64,
-        num_bytes: Int32,
-        rank: Int32,
-        site: Uint32,
-        kind: Uint32,
-        tag: Uint32,
-    ) -> None:
+    def kernel(self, work: Transfer, handle: Handle, call: Call) -> None:
         config = self.config
-        thread, _, _ = cute.arch.thread_idx()
-        cta, _, _ = cute.arch.block_idx()
-        num_ctas, _, _ = cute.arch.grid_dim()
-        call = CallWords(site, kind, num_bytes, tag)
-        begin(config, config.pdl == "early", state, fault_record, rank, thread, call)
-        step = num_ctas * config.threads
-        first = cta * config.threads + thread
+        inp, out, num_bytes = work
+        at = turn.place()
+        turn.begin(config, config.pdl == "early", handle, call, at.thread)
+        step = at.num_ctas * config.threads
+        first = at.cta * config.threads + at.thread
         num_chunks = (num_bytes + (mailbox.CHUNK_BYTES - 1)) // mailbox.CHUNK_BYTES
-        slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(state)
+        slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(handle.state)
         # in flight together with the state: one memory latency less before the first store
         ahead = self.load(inp, first, num_chunks, num_bytes)
-        box = open_box(config, rank, peers, multicast_ptr, state, fault_record, timeout_ns, slot, generation)
+        box = turn.open_box(config, handle, slot, generation)
         live = Boolean(broken == 0)  # a broken communicator publishes nothing (R10)
         chunk = first
         while chunk < num_chunks:
@@ -105,11 +57,12 @@ class AllReduceLLKernel:
             if chunk < num_chunks:
                 ahead = self.load(inp, chunk, num_chunks, num_bytes)
             if live:
-                device.publish_words(box, box.row(rank) + Int64(chunk - step) * mailbox.CHUNK_BYTES, sendable(words))
-        last = turn.arrive(state, thread, num_ctas)
-        wait = cute.make_rmem_tensor(1, Int64)
-        wait[0] = Int64(0)
-        compare(config, box, call, Boolean(cta * config.threads + thread < WARP), live, wait)
+                device.publish_words(
+                    box, box.row(box.rank) + Int64(chunk - step) * mailbox.CHUNK_BYTES, sendable(words)
+                )
+        last = turn.arrive(box, at)
+        wait = device.new_wait()
+        turn.compare(config, box, call, num_bytes, Boolean(first < WARP) & live, wait)
         chunk = first
         while chunk < num_chunks:
             if live:
@@ -117,7 +70,7 @@ class AllReduceLLKernel:
             else:
                 store_chunk(out, chunk, num_bytes, config.access_bytes, [Uint32(device.FILL)] * CHUNK_WORDS)
             chunk += step
-        end(config, state, slot, generation, num_bytes, last, broken, thread, num_ctas)
+        turn.end(config, box, at, num_bytes, last, broken)
 
     def load(
         self, inp: Int64, chunk: Int32, num_chunks: Int32, num_bytes: Int32

@@ -11,13 +11,23 @@ from __future__ import annotations
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
-from nvcomm.collectives.all_reduce_mhc_config import MhcConfig
+from nvcomm.collectives.all_reduce_mhc_config import WARP, MhcConfig
+from nvcomm.collectives.all_reduce_mhc_rows import Boundary, Share
 from nvcomm.mailbox import CHUNK_BYTES, CHUNK_WORDS
 from nvcomm.ptx import memory as ptx
 from nvcomm.ptx import mma
 
 
-def load_streams(
+def load_row(config: MhcConfig, work: Boundary, share: Share, row: Int32, there: Boolean, words: cute.Tensor) -> Uint32:
+    """Loads a thread's chunk of each stream of a row into `words`, and returns the lane's factor of the row.
+
+    Loads nothing where no row is `there`: words and factor are 0.
+    """
+    _load_streams(config, words, work.residual, row, share.chunk, share.inside & there)
+    return _load_factor(config, work, row, share.thread % WARP, there)
+
+
+def _load_streams(
     config: MhcConfig, words: cute.Tensor, residual: Int64, row: Int32, chunk: Int32, there: Boolean
 ) -> None:
     """Loads a chunk of each stream of a row into `words`; 0 where nothing is `there` to be read."""
@@ -29,17 +39,15 @@ def load_streams(
 
 
 def streams_of(config: MhcConfig, words: cute.Tensor) -> list[list[Uint32]]:
-    """The chunks that `load_streams` loaded: one of each stream."""
+    """The chunks that `load_row` loaded: one of each stream."""
     return [[words[s * CHUNK_WORDS + i] for i in range(CHUNK_WORDS)] for s in range(config.shape.num_streams)]
 
 
-def load_factor(
-    config: MhcConfig, post: Int64, comb: Int64, pre: Int64, row: Int32, lane: Int32, there: Boolean
-) -> Uint32:
+def _load_factor(config: MhcConfig, work: Boundary, row: Int32, lane: Int32, there: Boolean) -> Uint32:
     """A row's factors, one in each lane: those of `post`, of `comb`, and of `pre` if there is one."""
     num_streams = config.shape.num_streams
     addr, start = Int64(0), 0
-    for base, count in ((post, num_streams), (comb, num_streams * num_streams), (pre, num_streams)):
+    for base, count in ((work.post, num_streams), (work.comb, num_streams * num_streams), (work.pre, num_streams)):
         here = Boolean(lane >= start) & Boolean(lane < start + count) & Boolean(base != 0) & there
         addr = addr + (base + Int64(row * count + lane - start) * 4) * Int64(here)
         start += count

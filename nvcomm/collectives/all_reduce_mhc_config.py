@@ -82,6 +82,16 @@ class MhcConfig:
     delayed: bool = False
 
     @property
+    def publishes(self) -> bool:
+        """Whether the kernel publishes."""
+        return self.part != "collect"
+
+    @property
+    def collects(self) -> bool:
+        """Whether the kernel collects."""
+        return self.part != "publish"
+
+    @property
     def cluster(self) -> int:
         """CTAs of a row."""
         return min(MAX_CLUSTER, -(-self.shape.chunks // _THREADS))

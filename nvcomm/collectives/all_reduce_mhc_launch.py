@@ -4,19 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from cutlass import Float32, Int32, Int64, Uint32
-from cutlass.cute.runtime import make_fake_stream
 
 from nvcomm import jit
 from nvcomm.collectives.all_reduce import Launcher, ReduceProtocol, choose
 from nvcomm.collectives.all_reduce_mhc_checks import BoundaryTensors, ExpertTensors
 from nvcomm.collectives.all_reduce_mhc_config import MhcConfig, MhcPart, MhcShape, PublishTarget
 from nvcomm.collectives.all_reduce_mhc_kernel import AllReduceMhcKernel
+from nvcomm.collectives.mailbox_kernel import load
 from nvcomm.env import settings
 from nvcomm.errors import UsageError
+from nvcomm.handle import Handle
 from nvcomm.mailbox import MailboxLayout
 from nvcomm.options import Options
 
@@ -28,19 +27,12 @@ _CLUSTERS_FIT = 0.85
 MHC_SWITCH_BYTES = {1: 1 << 31, 2: 1 << 31, 3: 1 << 20, 4: 1 << 19, 5: 1 << 19, 6: 1 << 18, 7: 1 << 18, 8: 1 << 18}
 
 
-def fake_args(world_size: int) -> tuple[object, ...]:
-    """Placeholders for the parameters of `AllReduceMhcKernel.__call__`."""
-    box = ([Int64(0)] * world_size, Int64(0), Int64(0), Int64(0), Int64(0))
-    call = (Uint32(0), Uint32(0), Uint32(0))
-    return (*[Int64(0)] * 11, Float32(0), Int32(1), *box, Int32(0), *call, Int32(1), make_fake_stream())
-
-
 class MhcLauncher:
     """The fused kernels of one rank for one shape."""
 
     def __init__(
         self, shape: MhcShape, parts: tuple[MhcPart, ...], layout: MailboxLayout, options: Options,
-        box_args: tuple[Any, ...], *, rank: int, places: Callable[[int], int], multicast: bool, launcher: Launcher,
+        handle: Handle, *, places: Callable[[int], int], multicast: bool, launcher: Launcher,
     ) -> None:  # fmt: skip
         """Compiles and loads the kernels of `parts`; waits for the device (R9).
 
@@ -49,8 +41,7 @@ class MhcLauncher:
             parts: what will be called.
             layout: the mailbox.
             options: the communicator's.
-            box_args: peers, multicast pointer, state, fault record and timeout, as kernels take them.
-            rank: this rank.
+            handle: the rank's.
             places: CTAs a rank may launch (R8) of a kernel of which so many fit one multiprocessor.
             multicast: whether there is a multicast pointer.
             launcher: how the engine launches.
@@ -61,8 +52,7 @@ class MhcLauncher:
         self.shape = shape
         self._layout = layout
         self._options = options
-        self._box_args = box_args
-        self._rank = rank
+        self._handle = handle
         self._multicast = multicast
         self._launcher = launcher
         config = self._config("fused", two_shot=False)
@@ -100,8 +90,8 @@ class MhcLauncher:
 
     def target(self) -> PublishTarget:
         """Where a kernel has to store a contribution."""
-        peers, multicast_ptr, state = self._box_args[:3]
-        return PublishTarget.of(self._layout, self.shape, self._rank, tuple(peers), multicast_ptr, state)
+        peers, multicast_ptr, state, _, _, rank = self._handle
+        return PublishTarget.of(self._layout, self.shape, rank, tuple(peers), multicast_ptr, state)
 
     def _launch(
         self, part: MhcPart, protocol: ReduceProtocol, rows: int, sources: tuple[int, ...],
@@ -127,9 +117,8 @@ class MhcLauncher:
         # beside a collect kernel the publish kernel before it may still be resident (R8)
         most = self._max_clusters if part in ("fused", "finalize") else self._max_half_clusters
         clusters = min(most, rows)
-        args = (*sources, *pointers, eps, rows, *self._box_args, self._rank)
         operation = "all_reduce_mhc two_shot" if two_shot else "all_reduce_mhc ll"
-        self._launcher(operation, torch.bfloat16, kernel, args, clusters)
+        self._launcher(operation, torch.bfloat16, kernel, (*sources, *pointers, eps, rows), clusters)
 
     def _config(self, part: MhcPart, *, two_shot: bool) -> MhcConfig:
         spin = self._options.protocol != "copy"
@@ -139,8 +128,4 @@ class MhcLauncher:
         )  # fmt: skip
 
     def _compile(self, part: MhcPart, *, two_shot: bool) -> jit.CompiledKernel:
-        config = self._config(part, two_shot=two_shot)
-        args = fake_args(self._layout.world_size)
-        kernel = jit.compile_kernel(AllReduceMhcKernel(config), *args, key=(config,))
-        jit.preload(kernel)
-        return kernel
+        return load(AllReduceMhcKernel(self._config(part, two_shot=two_shot)))

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from cutlass import Int32, Int64, Uint32
-from cutlass.cute.runtime import make_fake_stream
 
 from nvcomm import jit, mailbox
 from nvcomm.collectives.all_gather import AllGatherConfig, AllGatherKernel
@@ -21,11 +19,13 @@ from nvcomm.collectives.all_reduce_mhc_launch import MhcLauncher
 from nvcomm.collectives.delivery import Delivery
 from nvcomm.collectives.fault_report import RESET_FAILED, fault_error, kind_of
 from nvcomm.collectives.late_copy import LateCopyKernel, stash_bytes
+from nvcomm.collectives.mailbox_kernel import load
 from nvcomm.collectives.marker import Marker
 from nvcomm.collectives.tensors import ACCESS_BYTES, access_bytes
 from nvcomm.env import settings
 from nvcomm.errors import NvcommError, UnsupportedError, UsageError
 from nvcomm.group import Group
+from nvcomm.handle import Handle
 from nvcomm.host.faults import Fault
 from nvcomm.host.recovery import above
 from nvcomm.mailbox import MailboxLayout
@@ -39,14 +39,6 @@ if TYPE_CHECKING:
 
 THREADS = 256
 _LAST_SITE = 2**32 - 2
-
-
-def fake_args(world_size: int) -> tuple[object, ...]:
-    """Placeholders for the parameters of `AllGatherKernel.__call__`."""
-    return (
-        *(Int64(0), Int64(0), [Int64(0)] * world_size, Int64(0), Int64(0), Int64(0), Int64(0)),
-        *(Int32(1), Int32(0), Uint32(1), Uint32(0), Uint32(0), Int32(1), make_fake_stream()),
-    )
 
 
 class DeviceEngine:
@@ -102,16 +94,16 @@ class DeviceEngine:
         self._state[mailbox.STATE_OUTBOX : mailbox.STATE_OUTBOX + 2].view(torch.int64).fill_(outbox)
         # the next rank's mailbox follows the own one, so that the ranks' stores spread over the destinations
         peers = [memory.peer_ptrs[(self.rank + i) % self.world_size] for i in range(self.world_size)]
-        self._box_args = (
-            *(peers, memory.multicast_ptr, self._state.data_ptr(), self._fault.data_ptr()),
-            int(options.timeout_s * 1e9),
-        )
+        self._handle = Handle(
+            peers, memory.multicast_ptr, self._state.data_ptr(), self._fault.data_ptr(), int(options.timeout_s * 1e9),
+            self.rank,
+        )  # fmt: skip
+        self._packed = jit.pack(self._handle)
         try:
             self._kernels = {width: self._compile(width) for width in ACCESS_BYTES}
             self._reductions = Reductions(
-                layout, options, self._box_args, rank=self.rank, places=self._places, multicast=self.multicast,
-                launcher=self._launch,
-            )  # fmt: skip
+                layout, options, places=self._places, multicast=self.multicast, launcher=self._launch
+            )
             self._marker: Marker | None = None
             if self.multicast:
                 self._marker = Marker(memory, layout, self._state.data_ptr(), max_ctas=max_ctas, threads=THREADS)
@@ -126,8 +118,7 @@ class DeviceEngine:
             self.layout, width, self.multicast, self.options.pdl, THREADS, self._checks, self._delayed
         )
         kernel_type = LateCopyKernel if self.options.protocol == "late-copy" else AllGatherKernel
-        kernel = jit.compile_kernel(kernel_type(config), *fake_args(self.world_size), key=(config,))
-        jit.preload(kernel)  # R9
+        kernel = load(kernel_type(config))
         resident = jit.resident_ctas_per_sm(kernel)
         if resident < config.ctas_per_sm:  # R8 counts on it
             raise UnsupportedError(
@@ -175,24 +166,23 @@ class DeviceEngine:
         inp, result = x.data_ptr(), out.data_ptr()
         width = access_bytes(inp, result, num_bytes)
         ctas = min(self.max_ctas, math.ceil(mailbox.num_chunks(num_bytes) / THREADS))
-        args = (inp, result, *self._box_args, num_bytes, self.rank)
-        self._launch("all_gather", x.dtype, self._kernels[width], args, ctas)
+        self._launch("all_gather", x.dtype, self._kernels[width], (inp, result, num_bytes), ctas)
 
     def _launch(
-        self, operation: str, dtype: torch.dtype, kernel: jit.CompiledKernel, args: tuple[Any, ...], grid: int
+        self, operation: str, dtype: torch.dtype, kernel: jit.CompiledKernel, work: tuple[Any, ...], clusters: int
     ) -> None:
-        """Launches `kernel` on the current stream, in order (R7): `args` up to the rank, then what the call says."""
+        """Launches `kernel` on the current stream, in order (R7); see `Launcher`."""
         if torch.cuda.current_device() != self.device.index:  # CUDA launches on the current device alone
             with torch.cuda.device(self.device):
-                self._launch(operation, dtype, kernel, args, grid)
+                self._launch(operation, dtype, kernel, work, clusters)
             return
         if self._delivery is not None and not self._delivery.active:
             with self._delivery.serving():
-                self._launch(operation, dtype, kernel, args, grid)
+                self._launch(operation, dtype, kernel, work, clusters)
             return
         stream, eager = self._order.enter()
         self._site = self._site % _LAST_SITE + 1
-        kernel(*args, self._site, kind_of(operation, dtype), self.tag, grid, stream)
+        kernel(work, self._packed, (self._site, kind_of(operation, dtype), self.tag), clusters, stream)
         if eager:
             self._order.leave(stream)
 
@@ -221,8 +211,8 @@ class DeviceEngine:
         """Compiles and loads the kernels of a sublayer boundary; see `Communicator.mhc`."""
         with torch.cuda.device(self.device):
             return MhcLauncher(
-                shape, parts, self.layout, self.options, self._box_args, rank=self.rank, places=self._places,
-                multicast=self.multicast, launcher=self._launch,
+                shape, parts, self.layout, self.options, self._handle, places=self._places, multicast=self.multicast,
+                launcher=self._launch,
             )  # fmt: skip
 
     def _places(self, ctas_per_sm: int) -> int:

@@ -14,13 +14,15 @@ Such a copy lands behind the clear, and two calls later it is read as a word of 
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cuda.bindings.driver import CUstream
 from cutlass import Boolean, Int32, Int64, Uint32, Uint64, const_expr, range_constexpr
 
 from nvcomm import device, mailbox
+from nvcomm.collectives import turn
 from nvcomm.collectives.all_gather import AllGatherConfig
+from nvcomm.collectives.mailbox_kernel import MailboxKernel, Transfer
 from nvcomm.collectives.tensors import load_chunk, store_chunk
 from nvcomm.device import Mailbox
+from nvcomm.handle import Call, Handle
 from nvcomm.mailbox import CHUNK_BYTES, CHUNK_WORDS, MailboxLayout
 from nvcomm.outbox import post
 from nvcomm.ptx import memory as ptx
@@ -34,71 +36,29 @@ def stash_bytes(layout: MailboxLayout) -> int:
     return STASH_HEADER_BYTES + mailbox.NUM_SLOTS * layout.row_bytes
 
 
-class LateCopyKernel:
+class LateCopyKernel(MailboxKernel):
     """The known-bad protocol, whole; launched like `AllGatherKernel`. Sizes that are multiples of 16 bytes only."""
 
-    def __init__(self, config: AllGatherConfig) -> None:
-        self.config = config
-
-    @cute.jit
-    def __call__(
-        self,
-        inp: Int64,
-        out: Int64,
-        peers: list[Int64],
-        multicast_ptr: Int64,
-        state: Int64,
-        fault_record: Int64,
-        timeout_ns: Int64,
-        num_bytes: Int32,
-        rank: Int32,
-        site: Uint32,
-        kind: Uint32,
-        tag: Uint32,
-        ctas: Int32,
-        stream: CUstream,
-    ) -> None:
-        self.kernel(inp, out, peers, multicast_ptr, state, fault_record, timeout_ns, num_bytes, rank).launch(
-            grid=(ctas, 1, 1),
-            block=(self.config.threads, 1, 1),
-            stream=stream,
-            min_blocks_per_mp=self.config.ctas_per_sm,
-            preferred_smem_carveout=-1,
-            use_pdl=self.config.pdl != "off",
-        )
+    config: AllGatherConfig
 
     @cute.kernel
-    def kernel(
-        self,
-        inp: Int64,
-        out: Int64,
-        peers: list[Int64],
-        multicast_ptr: Int64,
-        state: Int64,
-        fault_record: Int64,
-        timeout_ns: Int64,
-        num_bytes: Int32,
-        rank: Int32,
-    ) -> None:
-        thread, _, _ = cute.arch.thread_idx()
-        cta, _, _ = cute.arch.block_idx()
-        num_ctas, _, _ = cute.arch.grid_dim()
+    def kernel(self, work: Transfer, handle: Handle, call: Call) -> None:
+        inp, out, num_bytes = work
+        state, peers, rank = handle.state, handle.peers, handle.rank
+        at = turn.place()
         if const_expr(self.config.pdl != "off"):
             cute.arch.griddepcontrol_wait()
         slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(state)
         layout = self.config.layout
-        box = Mailbox(
-            layout, False, rank, tuple(peers), multicast_ptr, state, fault_record, timeout_ns, slot, generation
-        )
+        box = Mailbox(layout, False, handle, slot, generation, None)
         stash = device.outbox_of(state)
         num_chunks = num_bytes // CHUNK_BYTES
-        first = cta * self.config.threads + thread
-        step = num_ctas * self.config.threads
+        first = at.cta * self.config.threads + at.thread
+        step = at.num_ctas * self.config.threads
         previous = Uint32(mailbox.next_slot(slot))  # of two slots the next is the previous
         if broken == 0:
             base = Int64(slot) * layout.slot_bytes
-            wait = cute.make_rmem_tensor(1, Int64)
-            wait[0] = Int64(0)
+            wait = device.new_wait()
             chunk = first
             while chunk < num_chunks:
                 words = load_chunk(inp, chunk, num_bytes, CHUNK_BYTES)
@@ -126,9 +86,9 @@ class LateCopyKernel:
                 chunk += step
         cute.arch.fence_acq_rel_sys()
         cute.arch.sync_threads()
-        if thread == 0:
+        if at.thread == 0:
             arrived = ptx.atom_add_acq_rel_gpu(state + mailbox.STATE_ARRIVED * 4, Uint32(1))
-            if arrived == Uint32(num_ctas - 1):
+            if arrived == Uint32(at.num_ctas - 1):
                 ptx.st_relaxed_gpu(state + mailbox.STATE_ARRIVED * 4, Uint32(0))
                 if const_expr(not self.config.delayed):
                     ptx.st_relaxed_gpu(stash + Int64(slot) * 4, Uint32(num_chunks))

@@ -25,6 +25,7 @@ from cutlass.cute.runtime import make_fake_stream
 from nvcomm import device, jit, mailbox
 from nvcomm.device import WARP, Mailbox
 from nvcomm.errors import GroupError
+from nvcomm.handle import Handle
 from nvcomm.mailbox import CHUNK_WORDS, EMPTY, MailboxLayout
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class MarkerKernel:
         """Launches the kernel.
 
         Args:
-            peers, multicast_ptr, state, rank: see `nvcomm.device.Mailbox`.
+            peers, multicast_ptr, state, rank: see `nvcomm.handle.Handle`.
             word: EMPTY; a run-time value, as multimem.st takes no constant.
             ctas: CTAs of the grid: those of an all-gather of whole rows.
             stream: where it runs.
@@ -90,10 +91,8 @@ class MarkerKernel:
         first = cta * config.threads + thread
         lane = thread % WARP
         for slot in range_constexpr(mailbox.NUM_SLOTS):
-            box = Mailbox(
-                config.layout, config.multicast, rank, tuple(peers), multicast_ptr, state, Int64(0), Int64(0),
-                Uint32(slot), Uint32(0),
-            )  # fmt: skip
+            handle = Handle(peers, multicast_ptr, state, Int64(0), Int64(0), rank)
+            box = Mailbox(config.layout, config.multicast, handle, Uint32(slot), Uint32(0), None)
             chunk = first
             while chunk < config.row_chunks:  # a multiple of 32: loops are uniform over a warp
                 device.publish_words(box, box.row(rank) + Int64(chunk) * mailbox.CHUNK_BYTES, (word,) * CHUNK_WORDS)

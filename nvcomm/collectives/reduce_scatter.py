@@ -14,98 +14,67 @@ everybody too (R12). Places start at 0 in every part; only rank r ever writes ro
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
-from cuda.bindings.driver import CUstream
 from cutlass import Boolean, Int32, Int64, Uint32, const_expr, range_constexpr
 
 from nvcomm import device
-from nvcomm.collectives import all_reduce_turn as turn
-from nvcomm.collectives.all_reduce_call import begin, compare, end, open_box, send_words
+from nvcomm.collectives import turn
 from nvcomm.collectives.all_reduce_config import ReduceConfig
 from nvcomm.collectives.all_reduce_rows import owner_of
 from nvcomm.collectives.all_reduce_tree import sendable, sum_rows
+from nvcomm.collectives.mailbox_kernel import MailboxKernel
 from nvcomm.collectives.tensors import load_chunk, store_chunk
 from nvcomm.device import WARP, Mailbox
-from nvcomm.device_checks import CallWords
+from nvcomm.handle import Call, Handle
 from nvcomm.mailbox import CHUNK_BYTES, CHUNK_WORDS
 from nvcomm.ptx import memory as ptx
 
 
-class ReduceScatterKernel:
+class Rows(NamedTuple):
+    """The work of a reduce-scatter.
+
+    Attributes:
+        inp, out: addresses of the tensors.
+        rows: of the input, not 0.
+        row_bytes: bytes of a row, not 0.
+    """
+
+    inp: Int64
+    out: Int64
+    rows: Int32
+    row_bytes: Int32
+
+
+class ReduceScatterKernel(MailboxKernel):
     """The reduce-scatter of one `ReduceConfig`."""
 
-    def __init__(self, config: ReduceConfig) -> None:
-        self.config = config
-
-    @cute.jit
-    def __call__(
-        self,
-        inp: Int64,
-        out: Int64,
-        peers: list[Int64],
-        multicast_ptr: Int64,
-        state: Int64,
-        fault_record: Int64,
-        timeout_ns: Int64,
-        rows: Int32,
-        row_bytes: Int32,
-        rank: Int32,
-        site: Uint32,
-        kind: Uint32,
-        tag: Uint32,
-        ctas: Int32,
-        stream: CUstream,
-    ) -> None:
-        """Launches the kernel on `rows` rows of `row_bytes`; the rest as for the all-gather."""
-        self.kernel(
-            inp, out, peers, multicast_ptr, state, fault_record, timeout_ns, rows, row_bytes, rank, site, kind, tag
-        ).launch(
-            grid=(ctas, 1, 1),
-            block=(self.config.threads, 1, 1),
-            stream=stream,
-            min_blocks_per_mp=self.config.ctas_per_sm,
-            preferred_smem_carveout=-1,  # the driver's default; left out, the compiler asks the driver for a GPU
-            use_pdl=self.config.pdl != "off",
-        )
+    config: ReduceConfig
+    work = Rows
 
     @cute.kernel
-    def kernel(
-        self,
-        inp: Int64,
-        out: Int64,
-        peers: list[Int64],
-        multicast_ptr: Int64,
-        state: Int64,
-        fault_record: Int64,
-        timeout_ns: Int64,
-        rows: Int32,
-        row_bytes: Int32,
-        rank: Int32,
-        site: Uint32,
-        kind: Uint32,
-        tag: Uint32,
-    ) -> None:
+    def kernel(self, work: Rows, handle: Handle, call: Call) -> None:
         config = self.config
-        thread, _, _ = cute.arch.thread_idx()
-        cta, _, _ = cute.arch.block_idx()
-        num_ctas, _, _ = cute.arch.grid_dim()
-        call = CallWords(site, kind, rows * row_bytes, tag)
-        begin(config, config.pdl == "early", state, fault_record, rank, thread, call)
-        step = num_ctas * config.threads
-        first = cta * config.threads + thread
-        slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(state)
-        box = open_box(config, rank, peers, multicast_ptr, state, fault_record, timeout_ns, slot, generation)
+        inp, out, rows, row_bytes = work
+        rank = handle.rank
+        at = turn.place()
+        contributed = rows * row_bytes
+        turn.begin(config, config.pdl == "early", handle, call, at.thread)
+        step = at.num_ctas * config.threads
+        first = at.cta * config.threads + at.thread
+        slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(handle.state)
+        box = turn.open_box(config, handle, slot, generation)
         live = Boolean(broken == 0)  # a broken communicator publishes nothing (R10)
         chunk = first
         while chunk < num_chunks_of(part_bytes(0, rows, row_bytes, config.world_size)):  # the largest part
             if live:
                 self.send(box, inp, chunk, rows, row_bytes, rank)
             chunk += step
-        last = turn.arrive(state, thread, num_ctas)
-        wait = cute.make_rmem_tensor(1, Int64)
-        wait[0] = Int64(0)
-        compare(config, box, call, Boolean(cta * config.threads + thread < WARP), live, wait)
+        last = turn.arrive(box, at)
+        wait = device.new_wait()
+        turn.compare(config, box, call, contributed, Boolean(first < WARP) & live, wait)
         num_bytes = part_bytes(rank, rows, row_bytes, config.world_size)
         chunk = first
         while chunk < num_chunks_of(num_bytes):
@@ -114,7 +83,7 @@ class ReduceScatterKernel:
             elif num_bytes > 0:
                 store_chunk(out, chunk, num_bytes, config.access_bytes, [Uint32(device.FILL)] * CHUNK_WORDS)
             chunk += step
-        end(config, state, slot, generation, rows * row_bytes, last, broken, thread, num_ctas)
+        turn.end(config, box, at, rows * row_bytes, last, broken)
 
     @cute.jit
     def send(self, box: Mailbox, inp: Int64, chunk: Int32, rows: Int32, row_bytes: Int32, rank: Int32) -> None:
@@ -134,7 +103,7 @@ class ReduceScatterKernel:
             owner = owner_of(rank, k, config.world_size)
             if chunk < num_chunks_of(part_bytes(owner, rows, row_bytes, config.world_size)):
                 sent = sendable([words[k * CHUNK_WORDS + i] for i in range(CHUNK_WORDS)])
-                send_words(box, k, box.row(rank) + Int64(chunk) * CHUNK_BYTES, sent)
+                device.send_words(box, k, box.row(rank) + Int64(chunk) * CHUNK_BYTES, sent)
 
     @cute.jit
     def collect(self, box: Mailbox, out: Int64, chunk: Int32, num_bytes: Int32, wait: cute.Tensor) -> None:

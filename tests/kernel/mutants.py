@@ -6,6 +6,7 @@ from __future__ import annotations
 from tests.mutation import Edit, Mutant
 
 GATHER = "nvcomm/collectives/all_gather.py"
+TURN = "nvcomm/collectives/turn.py"
 DEVICE = "nvcomm/device.py"
 CHECKS = "nvcomm/device_checks.py"
 TESTS = "tests/kernel"
@@ -37,7 +38,7 @@ MUTANTS = (
     Mutant(
         "R1",
         "with an early trigger, a kernel does not wait for the one before it",
-        (Edit(GATHER, "            cute.arch.griddepcontrol_wait()  # R1 (i)\n", ""),),
+        (Edit(TURN, "        cute.arch.griddepcontrol_wait()  # R1 (i)\n", ""),),
         f"{TESTS}/test_back_to_back.py::test_R1_a_call_does_not_overtake_the_one_before[early]",
         on_cpu=f"{CPU}::test_R1_a_call_does_not_overtake_the_one_before[early]",
     ),
@@ -120,9 +121,9 @@ MUTANTS = (
         (
             Edit(
                 GATHER,
-                "        slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(state)\n",
-                "        slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(state)\n"
-                "        slot = site % Uint32(mailbox.NUM_SLOTS)\n",
+                "        slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(handle.state)\n",
+                "        slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(handle.state)\n"
+                "        slot = call.site % Uint32(mailbox.NUM_SLOTS)\n",
             ),
         ),
         f"{TESTS}/test_all_gather.py::test_R6_graphs_of_different_sizes_replay_in_any_order[safe]",
@@ -159,14 +160,14 @@ MUTANTS = (
     Mutant(
         "R9",
         "kernels are loaded by their first launch",
-        (Edit("nvcomm/collectives/engine.py", "        jit.preload(kernel)  # R9\n", ""),),
+        (Edit("nvcomm/collectives/mailbox_kernel.py", "    jit.preload(compiled)  # R9\n", ""),),
         f"{HOST}::test_R9_every_kernel_is_loaded_before_the_first_call_and_fits_as_counted[4]",
         on_cpu=f"{HOST}::test_R9_every_kernel_is_loaded_before_the_first_call_and_fits_as_counted[4]",
     ),
     Mutant(
         "R10",
         "a wait lasts eight times as long as asked",
-        (Edit(DEVICE, "if now - wait[0] > box.timeout_ns:", "if now - wait[0] > box.timeout_ns * 8:"),),
+        (Edit(DEVICE, "if now - wait[0] > box.handle.timeout_ns:", "if now - wait[0] > box.handle.timeout_ns * 8:"),),
         f"{TESTS}/test_faults.py::test_R10_a_rank_that_never_arrives_is_named_in_time[100]",
         (16, 8, 4),
         on_cpu=f"{CPU}::test_R10_a_rank_that_does_not_come_is_named_in_time_and_to_everybody",
@@ -181,7 +182,7 @@ MUTANTS = (
     Mutant(
         "R10",
         "a rank that gives up tells the host and no other rank",
-        (Edit(DEVICE, "in (box.fault_record, *targets):", "in (box.fault_record, *targets[:1]):"),),
+        (Edit(DEVICE, "in (box.handle.fault_record, *targets):", "in (box.handle.fault_record, *targets[:1]):"),),
         f"{TESTS}/test_fault_table.py::test_a_rank_behind_another_that_waits_names_the_root",
         on_cpu=f"{CPU}::test_R10_a_rank_that_does_not_come_is_named_in_time_and_to_everybody",
     ),

@@ -33,18 +33,17 @@ WAIT, TRIGGER = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
 def parameter_roles(kernel: Any, fake_args: Sequence[Any]) -> dict[int, str]:
     """Index of a PTX parameter -> role, from the names in `kernel.__call__` and its placeholders.
 
-    Lists are passed as one parameter for each element; the GPU function takes `__call__`'s parameters by name.
+    Lists are passed as one parameter for each element, named tuples as one for each field; the GPU function takes
+    `__call__`'s parameters by name.
     """
     passed = dict(zip(inspect.signature(type(kernel).__call__).parameters, [kernel, *fake_args], strict=True))
-    roles: dict[int, str] = {}
-    index = 0
+    names: list[str] = []
     for name in list(inspect.signature(type(kernel).kernel).parameters)[1:]:
-        count = len(passed[name]) if isinstance(passed[name], list | tuple) else 1
-        for _ in range(count):
-            if name in ROLES:
-                roles[index] = ROLES[name]
-            index += 1
-    return roles
+        one = passed[name]
+        fields = one._asdict() if hasattr(one, "_asdict") else {name: one}
+        for field, value in fields.items():
+            names += [field] * (len(value) if isinstance(value, list) else 1)
+    return {index: ROLES[name] for index, name in enumerate(names) if name in ROLES}
 
 
 def check_multicast(kernel: Kernel, roles: Roles, *, used: bool) -> None:

@@ -10,11 +10,9 @@ import numpy as np
 import torch
 
 from nvcomm import jit, mailbox
-from nvcomm.collectives.all_reduce import fake_args as reduce_args
 from nvcomm.collectives.all_reduce_config import ReduceConfig
 from nvcomm.collectives.all_reduce_mhc_config import MhcConfig
 from nvcomm.collectives.all_reduce_mhc_kernel import AllReduceMhcKernel
-from nvcomm.collectives.all_reduce_mhc_launch import fake_args as mhc_args
 from nvcomm.collectives.all_reduce_mhc_norm import shared_bytes as norm_bytes
 from nvcomm.mailbox import EMPTY, MailboxLayout
 from tests.unit.ptx_machine import Grid, Machine, Memory, Program, bits_of
@@ -25,9 +23,8 @@ TIMEOUT_NS = 10**15
 @functools.cache
 def program(kernel: type[Any], config: ReduceConfig | MhcConfig) -> Program:
     """A kernel's PTX, compiled once."""
-    world_size = config.layout.world_size
-    args = mhc_args(world_size) if kernel is AllReduceMhcKernel else reduce_args(world_size, kernel)
-    return Program(jit.artifacts(kernel(config), *args, arch="sm_90a").ptx)
+    made = kernel(config)
+    return Program(jit.artifacts(made, *made.fake_args(), arch="sm_90a").ptx)
 
 
 class Ranks:
@@ -103,7 +100,7 @@ class Ranks:
             ctas: of the grid.
             call: what it says of itself: launch, operation and dtype, tag.
         """
-        parameters = [inp, out, *self.box(rank), *sizes, rank, *call]
+        parameters = [inp, out, *sizes, *self.box(rank), rank, *call]
         return Grid(program(kernel, config), parameters, ctas=ctas, threads=config.threads)
 
     def mhc_grid(

@@ -18,7 +18,6 @@ from unittest import mock
 
 from nvcomm import jit
 from nvcomm.collectives.all_gather import AllGatherConfig, AllGatherKernel
-from nvcomm.collectives.engine import fake_args
 from nvcomm.mailbox import EMPTY, MailboxLayout
 from tests.unit import ptx_instructions
 from tests.unit.kernel_world import Ranks
@@ -161,8 +160,8 @@ def program(config: AllGatherConfig) -> Program:
         return STEPS[opcode] if opcode in STEPS else compiled(opcode, operands, labels)
 
     with mock.patch.object(ptx_instructions, "_compile", compile_one):
-        args = fake_args(config.layout.world_size)
-        return Program(jit.artifacts(AllGatherKernel(config), *args, arch="sm_90a").ptx)
+        kernel = AllGatherKernel(config)
+        return Program(jit.artifacts(kernel, *kernel.fake_args(), arch="sm_90a").ptx)
 
 
 class GatherRanks(Ranks):
@@ -182,8 +181,8 @@ class GatherRanks(Ranks):
         self, config: AllGatherConfig, rank: int, inp: int, out: int, num_bytes: int, call: tuple[int, int, int],
         ctas: int = 1,
     ) -> Launch:  # fmt: skip
-        """A gather of one rank; `call` as `nvcomm.device_checks.CallWords` has it: site, kind, tag."""
-        parameters = [inp, out, *self.box(rank), num_bytes, rank, *call]
+        """A gather of one rank; `call` as `nvcomm.handle.Call` has it: site, kind, tag."""
+        parameters = [inp, out, num_bytes, *self.box(rank), rank, *call]
         return Launch(program(config), parameters, ctas=ctas, threads=config.threads)
 
     def run_launches(self, chains: Sequence[Sequence[Launch]], late: Mapping[int, int] | None = None) -> None:

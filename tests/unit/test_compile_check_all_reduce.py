@@ -10,7 +10,6 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from nvcomm.collectives.all_reduce import fake_args  # noqa: E402
 from nvcomm.collectives.all_reduce_config import ReduceConfig  # noqa: E402
 from nvcomm.collectives.all_reduce_ll import AllReduceLLKernel  # noqa: E402
 from nvcomm.collectives.all_reduce_tree import ELEM_BYTES  # noqa: E402
@@ -27,7 +26,7 @@ KERNELS = (AllReduceLLKernel, AllReduceTwoShotKernel, ReduceScatterKernel)
 def variant(kernel, world_size=4, dtype="bf16", width=16, multicast=False, pdl="safe", spin=True) -> Variant:
     config = ReduceConfig(MailboxLayout(world_size, 4 << 20), dtype, width, multicast, pdl, spin=spin)
     name = f"{kernel.__name__} {world_size} ranks, {dtype}, {width}-byte accesses, multicast {multicast}, {pdl}"
-    return Variant(name, kernel(config), fake_args(world_size, kernel), (config,))
+    return Variant.of(name, kernel(config))
 
 
 def one_of_each():

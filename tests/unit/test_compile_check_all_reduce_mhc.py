@@ -15,7 +15,6 @@ pytest.importorskip("cutlass")
 from nvcomm import UsageError  # noqa: E402
 from nvcomm.collectives.all_reduce_mhc_config import MhcConfig, MhcShape  # noqa: E402
 from nvcomm.collectives.all_reduce_mhc_kernel import AllReduceMhcKernel  # noqa: E402
-from nvcomm.collectives.all_reduce_mhc_launch import fake_args  # noqa: E402
 from nvcomm.compile import ARCHES, Variant  # noqa: E402
 from nvcomm.cubin import disassemble, find_nvdisasm  # noqa: E402
 from nvcomm.mailbox import MAX_WORLD_SIZE, MailboxLayout  # noqa: E402
@@ -38,7 +37,7 @@ def variant(part="fused", two_shot=False, world_size=4, multicast=False, pdl="sa
     config = MhcConfig(MailboxLayout(world_size, 4 << 20), shape, part, two_shot, multicast, pdl)
     protocol = "two-shot" if two_shot else "LL"
     name = f"{part} {protocol} {world_size} ranks, {shape.hidden}, multicast {multicast}, {pdl}"
-    return Variant(name, AllReduceMhcKernel(config), fake_args(world_size), (config,))
+    return Variant.of(name, AllReduceMhcKernel(config))
 
 
 def every_variant():

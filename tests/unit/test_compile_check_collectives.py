@@ -147,4 +147,4 @@ def test_compile_check_names_parameters_as_the_kernels_do():
     roles = checks.parameter_roles(variant.kernel, variant.fake_args)
     assert sorted(roles.values()) == ["mailbox"] * 4 + ["multicast", "state"]
     assert max(roles) < len(kernel.parameters)
-    assert set(itertools.pairwise([i for i, role in roles.items() if role == "mailbox"])) == {(2, 3), (3, 4), (4, 5)}
+    assert set(itertools.pairwise([i for i, role in roles.items() if role == "mailbox"])) == {(3, 4), (4, 5), (5, 6)}

@@ -16,6 +16,7 @@ pytest.importorskip("cutlass")
 
 from nvcomm import mailbox, streams  # noqa: E402
 from nvcomm.collectives import engine as engine_module  # noqa: E402
+from nvcomm.collectives import mailbox_kernel  # noqa: E402
 from nvcomm.collectives.engine import DeviceEngine  # noqa: E402
 from nvcomm.collectives.fault_report import RESET_FAILED  # noqa: E402
 from nvcomm.errors import GroupError, UnsupportedError  # noqa: E402
@@ -195,7 +196,8 @@ def test_R9_every_kernel_is_loaded_before_the_first_call_and_fits_as_counted(ran
         preload=loaded.append,
         resident_ctas_per_sm=lambda kernel: resident,
     )
-    monkeypatch.setattr(engine_module, "jit", jit)
+    for module in (engine_module, mailbox_kernel):
+        monkeypatch.setattr(module, "jit", jit)
     rank.multicast, rank.world_size, rank._checks, rank._delayed = False, 2, False, False
     if resident < 4:  # R8 counts on four
         with pytest.raises(UnsupportedError, match="holds 1 CTAs of the all-gather on a multiprocessor; wanted 4"):

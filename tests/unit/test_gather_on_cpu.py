@@ -141,9 +141,10 @@ def test_R12_a_rank_without_rows_waits_for_everybody(seed):
     chains = []
     for rank in range(3):
         xs = [ranks.put(torch.full((8,), float(10 * call + rank))) for call in range(calls)]
-        boxes = [[x, outs[call] if rank == 0 else 0, *ranks.box(rank)] for call, x in enumerate(xs)]
+        tensors = [(x, outs[call] if rank == 0 else 0) for call, x in enumerate(xs)]
         kernel = reducing_program(ReduceScatterKernel, options)
-        chains.append([Launch(kernel, [*box, 1, 32, rank, 1, 0, 0], ctas=1, threads=THREADS) for box in boxes])
+        parameters = [[*pair, 1, 32, *ranks.box(rank), rank, 1, 0, 0] for pair in tensors]
+        chains.append([Launch(kernel, one, ctas=1, threads=THREADS) for one in parameters])
     ranks.run_launches(chains, {0: 200})
     for call, out in enumerate(outs):
         assert ranks.get(out, torch.zeros(8)).tolist() == [30.0 * call + 3] * 8

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -34,6 +35,21 @@ class StoreKernel:
     @cute.kernel
     def kernel(self, addr: Int64, word: Int32):
         cute.arch.inline_ptx("st.global.b32 [{$r0}], {$r1};", read_only_args=[addr, word + self.addend])
+
+
+class Pair(NamedTuple):
+    """Two parameters that travel as one."""
+
+    addrs: list[Int64]
+    count: Int32
+
+
+class NothingKernel:
+    """Takes parameters as mailbox kernels do, and launches nothing: runs without a GPU."""
+
+    @cute.jit
+    def __call__(self, work: Any, handle: Pair, stream):
+        pass
 
 
 def fake_args():
@@ -236,3 +252,16 @@ def test_two_processes_make_the_same_name(cache):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == compile_store(5).name
     assert len(list(cache.iterdir())) == 1
+
+
+def test_tuples_of_parameters_are_checked_like_single_ones():
+    fake = Pair([Int64(0)] * 2, Int32(0))
+    kernel = jit.compile_kernel(NothingKernel(), fake, fake, make_fake_stream(), key=())
+    assert kernel.fake_launch_args == (((0, 0), 0),) * 2
+    fits = ([1 << 40, -1], 2**31 - 1)
+    for handle in (fits, Pair(*fits), jit.pack(fits), jit.pack(Pair(*fits))):
+        kernel(fits, handle, 0)
+    for wrong in (([1, 2], 2**31), ([1 << 64, 2], 3), ([1], 2), ([1, 2, 3], 4), ([1, 2],), (1, 2)):
+        for work, handle in ((wrong, fits), (fits, wrong)):
+            with pytest.raises((TypeError, ValueError, OverflowError)):
+                kernel(work, handle, 0)

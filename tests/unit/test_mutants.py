@@ -55,7 +55,7 @@ def test_a_mutant_of_a_kernel_is_caught_on_the_cpu(mutant: Mutant):
 def test_a_change_of_a_comment_is_not():
     """The negative control."""
     pytest.importorskip("cutlass")
-    edit = Edit("nvcomm/collectives/all_gather.py", "  # R1 (i)\n", "  # R1 (1)\n")
+    edit = Edit("nvcomm/collectives/turn.py", "  # R1 (i)\n", "  # R1 (1)\n")
     assert mutation.run(KERNEL[0].on_cpu, (edit,)).passed
 
 
