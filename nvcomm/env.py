@@ -50,7 +50,7 @@ class Settings:
         debug: log level, or None: no log handler is attached.
         debug_file: path pattern of the log (%h host, %p process, %r rank), or None: stderr.
         timeout_s: bound of every wait, in seconds.
-        device_checks: 0 none; 1 overlap and agreement checks in kernels; 2 also stall points for fault tests.
+        device_checks: 0 none; 1 overlap and agreement checks.
         cache_dir: where compiled kernels are kept.
         disable_multicast: create and use no multicast object.
         dump: what the compiler writes beside its cache: "ptx", "sass".
@@ -127,9 +127,9 @@ VARIABLES = (
     Variable(
         "NVCOMM_DEVICE_CHECKS",
         "0",
-        "0, 1 or 2",
-        "1: kernels record overlapping and differing calls (R7, R11); 2: also stall points for fault tests",
-        _small_int(2),
+        "0 or 1",
+        "1: overlapping and differing calls are recorded (R7, R11), at the price of a header and an atomic a call",
+        _small_int(1),
     ),
     Variable(
         "NVCOMM_CACHE_DIR",

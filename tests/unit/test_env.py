@@ -47,7 +47,7 @@ def test_at_most_twelve_variables_and_each_is_a_field_of_settings() -> None:
         ("NVCOMM_DEBUG", "info", "debug", "INFO"),
         ("NVCOMM_DEBUG_FILE", "/var/log/%h-%p-%r", "debug_file", "/var/log/%h-%p-%r"),
         ("NVCOMM_TIMEOUT_S", " 0.25 ", "timeout_s", 0.25),
-        ("NVCOMM_DEVICE_CHECKS", "2", "device_checks", 2),
+        ("NVCOMM_DEVICE_CHECKS", "1", "device_checks", 1),
         ("NVCOMM_CACHE_DIR", "/var/kernels", "cache_dir", Path("/var/kernels")),
         ("NVCOMM_DISABLE_MULTICAST", "1", "disable_multicast", True),
         ("NVCOMM_DUMP", "sass, ptx", "dump", frozenset({"ptx", "sass"})),
