@@ -27,6 +27,7 @@ FINEST_BINS = 256  # at least 2**16 / FINE_BINS, and what a warp reads at once
 ORDER_BINS = 4096  # of `topk_ordered`: the upper 12 bits of a key
 SUB_BINS = 16  # the lower 4 bits
 MAX_STEPS = 65536  # (step, thread) pairs of a CTA: their maxima are 16 bits each, and so are their names
+KEPT = 88  # vectors that a warp keeps while it streams
 WINDOW = 128  # names of hot vectors that a warp lists at once
 PDL_BYTES = 30 << 20  # half of the L2 cache of an H200; see `choose_config`
 
@@ -43,6 +44,8 @@ class TopkConfig:
         mode: "columns", or "blocks" of 8 columns.
         deterministic: ties go to the smaller column and indices ascend.
         pdl: programmatic dependent launch.
+        capture: keep hot vectors of wide rows while they stream; see `captures`.
+        early: vectors of a thread that are read before the length is known, from buffers that have so many.
         stamps: for measurements: the last output row's first places get clock readings instead of indices.
     """
 
@@ -53,6 +56,8 @@ class TopkConfig:
     mode: Mode = "columns"
     deterministic: bool = False
     pdl: bool = True
+    capture: bool = True
+    early: int = 1
     stamps: bool = False
 
     @property
@@ -71,6 +76,11 @@ class TopkConfig:
         while groups < UNROLL and groups * self.threads < 2 * self.quota:
             groups *= 2
         return groups
+
+    @property
+    def captures(self) -> bool:
+        """Whether vectors are kept while they stream: in wide rows, of which a warp wants few."""
+        return self.capture and self.mode == "columns" and self.batches >= 4 and self.quota <= 8 * self.warps
 
     @property
     def step_vectors(self) -> int:
@@ -101,6 +111,7 @@ class SharedLayout:
         warp_totals: two words a warp.
         maxima: BF16 maximum of each vector, 8 steps of a thread together.
         above_index, above_key, equal_index: this CTA's candidates.
+        kept, kept_names: KEPT vectors a warp, and their 16-bit names.
     """
 
     config: TopkConfig
@@ -129,8 +140,16 @@ class SharedLayout:
         return self.above_key + 2 * self.config.candidate_capacity
 
     @property
-    def total_bytes(self) -> int:
+    def kept(self) -> int:
         return self.equal_index + 4 * self.config.k
+
+    @property
+    def kept_names(self) -> int:
+        return self.kept + VECTOR_BYTES * KEPT * self.config.warps * self.config.captures
+
+    @property
+    def total_bytes(self) -> int:
+        return self.kept_names + 2 * KEPT * self.config.warps * self.config.captures
 
 
 def choose_config(

@@ -111,23 +111,23 @@ def exchange_bracket(row: Row, threshold: Uint32, largest: Uint32) -> Bracket:
 
 
 @cute.jit
-def count_everywhere(row: Row, dst: Int32, offset: Uint32, count: Uint32) -> None:
+def count_everywhere(row: Row, dst: Uint32, offset: Uint32, count: Uint32) -> None:
     """Adds `count` to the word at `offset` of CTA `dst`: low half for all, high half if this CTA comes before it."""
-    word = count * ((Uint32(row.cta < dst) << Uint32(16)) + 1)
+    word = count * ((Uint32(Uint32(row.cta) < dst) << Uint32(16)) + 1)
     if const_expr(row.config.cluster == 1):
         ptx.red_add_shared(row.smem + offset, word)
     else:
-        remote = ptx.mapa(barrier(row, CANDIDATES), Uint32(dst))
-        ptx.red_async_add_cluster(ptx.mapa(row.smem + offset, Uint32(dst)), word, remote)
+        remote = ptx.mapa(barrier(row, CANDIDATES), dst)
+        ptx.red_async_add_cluster(ptx.mapa(row.smem + offset, dst), word, remote)
 
 
 @cute.jit
-def count_candidates(row: Row, bracket: Bracket, begin: Int32, end: Int32) -> None:
+def count_candidates(row: Row, bracket: Bracket, begin: Uint32, end: Uint32) -> None:
     """Counts a warp's candidates, those from `begin` to `end` of this CTA's list, in all CTAs of the row."""
     config, layout = row.config, row.layout
-    unit = begin * config.cluster + row.lane
+    unit = begin * config.cluster + Uint32(row.lane)
     while unit < end * config.cluster:
-        key = ptx.ld_shared_u16(row.smem + Uint32(layout.above_key) + Uint32(unit // config.cluster) * 2)
+        key = ptx.ld_shared_u16(row.smem + Uint32(layout.above_key) + unit // config.cluster * 2)
         offset = Uint32(layout.fine) + ((bracket.largest - key) >> bracket.shift) * 4
         count_everywhere(row, unit % config.cluster, offset, Uint32(1))
         unit = unit + WARP
@@ -137,7 +137,7 @@ def count_candidates(row: Row, bracket: Bracket, begin: Int32, end: Int32) -> No
 def count_in_lanes(row: Row, offset: Uint32, count: Uint32) -> None:
     """`count_everywhere` for all CTAs of the row, a lane each."""
     if row.lane < row.config.cluster:
-        count_everywhere(row, row.lane, offset, count)
+        count_everywhere(row, Uint32(row.lane), offset, count)
 
 
 @cute.jit

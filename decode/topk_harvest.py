@@ -11,7 +11,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Uint32, const_expr, range_constexpr
 
-from decode.topk_config import UNROLL, VECTOR_COLUMNS, WARP, WINDOW
+from decode.topk_capture import guessed_key, is_whole, kept_names, kept_vectors, num_reached
+from decode.topk_config import KEPT, UNROLL, VECTOR_BYTES, VECTOR_COLUMNS, WARP, WINDOW
 from decode.topk_exchange import (
     NUM_ABOVE,
     NUM_EQUAL,
@@ -26,14 +27,15 @@ from decode.topk_keys import (
     MAX_KEY,
     Quad,
     Row,
-    first_vector,
     ld_vector_below,
     marks_above,
     min_u32,
+    name_of_vector,
     order_key,
     value_below,
     value_pair,
     vector_address,
+    vector_of_name,
 )
 from nvcomm.ptx import cluster as ptx
 
@@ -41,7 +43,7 @@ MARKED_BATCHES = 4  # whose 8 bits each fill a word of marks
 
 
 @cute.jit
-def harvest(row: Row, bracket: Bracket, num_batches: Int32, tail: Uint32) -> Int32:
+def harvest(row: Row, bracket: Bracket, num_batches: Int32, tail: Uint32, known: cute.Tensor) -> Int32:
     """Collects this CTA's elements above the threshold, and up to k of those at it, and counts them in the row's CTAs.
 
     The counters go on past the capacities: an overflow is seen, and nothing is written past the end.
@@ -50,7 +52,13 @@ def harvest(row: Row, bracket: Bracket, num_batches: Int32, tail: Uint32) -> Int
         How many counts this warp has sent to each CTA.
     """
     num_sent = Int32(0)
-    for first_batch in cutlass.range(0, num_batches, MARKED_BATCHES, unroll=1):
+    num_done = Int32(0)
+    if const_expr(row.config.captures):  # noqa: SIM102
+        if (num_reached(known) <= KEPT) & (guessed_key(known) <= bracket.threshold):
+            num_sent = keep_kept(row, bracket, Int32(num_reached(known)))
+            if num_batches > 0:
+                num_done = num_batches - Int32(is_whole(row, num_batches - 1) == False)  # noqa: E712
+    for first_batch in cutlass.range(num_done, num_batches, MARKED_BATCHES, unroll=1):
         num_sent = num_sent + harvest_batches(row, bracket, first_batch, num_batches)
     if const_expr(row.config.mode == "columns"):  # noqa: SIM102
         if (row.cta == 0) & (row.warp == 0) & (row.num_tail > 0):
@@ -109,7 +117,7 @@ def list_marked(row: Row, first_batch: Int32, marks: Uint32, at: Uint32) -> Uint
     Returns:
         The marks that remain.
     """
-    first_name = Uint32(first_batch * (UNROLL * WARP) + row.lane)
+    first_name = name_of_vector(row, first_batch * UNROLL)
     while (marks != 0) & (at < WINDOW):
         bit = lowest_bit(marks)
         ptx.st_shared_u16(names_of_warp(row) + at * 2, first_name + bit * WARP)
@@ -133,28 +141,47 @@ def keep_listed(row: Row, bracket: Bracket, num_names: Int32) -> Int32:
         name = Uint32(row.lane)
         if i < num_names:
             name = ptx.ld_shared_u16(names_of_warp(row) + Uint32(i) * 2)
-        step = Int32(name) // WARP
-        source = row.warp * WARP + Int32(name) % WARP  # the thread that read it
-        vector = first_vector(row.config, row.cta, source) + step * row.config.step_vectors
+        vector = vector_of_name(row, name)
         # A maximum of -inf may stand for a vector past the end.
         inside = (i < num_names) & (vector < row.num_vectors)
         if const_expr(row.config.mode == "blocks"):
             key = Uint32(0)
             if inside:
-                at = ((step // UNROLL * row.config.threads + source) * UNROLL + step % UNROLL) * 2
-                key = order_key(ptx.ld_shared_u16(row.smem + Uint32(row.layout.maxima) + Uint32(at)))
+                key = maximum_of_name(row, name)
             num_sent = num_sent + keep_keys(row, bracket, key, vector)
         else:
-            num_sent = num_sent + keep_columns(row, bracket, vector, inside)
+            words = ld_vector_below(vector_address(row, vector), vector, row.num_vectors * Int32(inside))
+            num_sent = num_sent + keep_columns(row, bracket, words, vector, inside)
     cute.arch.sync_warp()
     return num_sent
 
 
+def maximum_of_name(row: Row, name: Uint32) -> Uint32:
+    """The key of a vector's maximum."""
+    step = name // WARP
+    pair = step // UNROLL * row.config.threads + Uint32(row.warp * WARP) + name % WARP
+    return order_key(ptx.ld_shared_u16(row.smem + Uint32(row.layout.maxima) + (pair * UNROLL + step % UNROLL) * 2))
+
+
 @cute.jit
-def keep_columns(row: Row, bracket: Bracket, vector: Int32, inside: Boolean) -> Int32:
+def keep_kept(row: Row, bracket: Bracket, num_kept: Int32) -> Int32:
+    """Keeps what reaches the threshold in the vectors kept while streaming; returns the counts sent to each CTA."""
+    num_sent = Int32(0)
+    for first in cutlass.range(0, num_kept, WARP, unroll=1):
+        i = first + row.lane
+        name = Uint32(0)
+        a = b = c = d = Uint32(0)
+        if i < num_kept:
+            name = ptx.ld_shared_u16(kept_names(row) + Uint32(i) * 2)
+            a, b, c, d = ptx.ld_shared_v4(kept_vectors(row) + Uint32(i) * VECTOR_BYTES)
+        vector = vector_of_name(row, name)
+        num_sent = num_sent + keep_columns(row, bracket, (a, b, c, d), vector, i < num_kept)
+    return num_sent
+
+
+@cute.jit
+def keep_columns(row: Row, bracket: Bracket, words: Quad, vector: Int32, inside: Boolean) -> Int32:
     """Keeps the columns that reach the threshold of a vector a lane, if `inside`."""
-    limit = row.num_vectors * Int32(inside)
-    words = ld_vector_below(vector_address(row, vector), vector, limit)
     reach = marks_above(words, value_below(bracket.threshold)) * Uint32(inside)
     above = marks_above(words, value_pair(bracket.threshold)) * Uint32(inside & (bracket.threshold != MAX_KEY))
     equal = reach - above
@@ -239,7 +266,7 @@ def count_kept(
             num_sent = num_sent + 1
         begin = min_u32(begin, capacity)
         end = min_u32(end, capacity)
-        count_candidates(row, bracket, Int32(begin), Int32(end))
+        count_candidates(row, bracket, begin, end)
         num_sent = num_sent + Int32(end - begin)
     if num_equal != 0:
         begin = ptx.shfl_idx(at_equal, Uint32(0))

@@ -24,6 +24,7 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Int32, Int64, Uint32, const_expr, range_constexpr
 
+from decode.topk_capture import new_capture
 from decode.topk_config import BLOCK_COLUMNS, VECTOR_BYTES, VECTOR_COLUMNS, WARP, SharedLayout, TopkConfig
 from decode.topk_emit import emit, find_kth, has_work, put
 from decode.topk_exchange import (
@@ -74,7 +75,7 @@ class TopkKernel:
             out: address of (num_rows, k) int32, rows `out_row_bytes` apart.
             row_bytes, out_row_bytes: strides.
             num_rows, num_columns: extents; a length beyond the columns means all of them.
-            rows_per_length: rows that share a length.
+            rows_per_length: rows that share a length; in column mode 1.
             stream: CUDA stream.
         """
         cluster = self.config.cluster
@@ -104,6 +105,9 @@ class TopkKernel:
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         smem = ptx.shared_base()
+        if const_expr(not config.captures):
+            # From a shuffle, so that it stays in a register: else the CTA's rank is read, slowly, at every use.
+            smem = ptx.shfl_idx(smem, Uint32(0))
         stamps = cute.make_rmem_tensor((NUM_STAMPS,), Uint32)
         stamp(config, stamps, 0)
         prepare(config, smem, thread)
@@ -119,10 +123,15 @@ class TopkKernel:
         row_index = block // config.cluster
         cta = block % config.cluster
         data = logits + Int64(row_index) * row_bytes
-        # The first vector does not wait for the length: it is in the buffer, whether it counts or not.
-        vector = first_vector(config, cta, thread)
-        first = ld_vector_below(data + Int64(vector) * VECTOR_BYTES, vector, num_columns // VECTOR_COLUMNS)
-        length = Int32(memory.ld_weak_b32(lengths + Int64(row_index // rows_per_length) * 4))
+        # The first vectors do not wait for the length: they are in the buffer, whether they count or not.
+        early = []
+        for u in range_constexpr(config.early):
+            vector = first_vector(config, cta, thread) + u * config.step_vectors
+            early.append(ld_vector_below(data + Int64(vector) * VECTOR_BYTES, vector, num_columns // VECTOR_COLUMNS))
+        length_index = row_index
+        if const_expr(config.mode == "blocks"):
+            length_index = row_index // rows_per_length
+        length = Int32(memory.ld_weak_b32(lengths + Int64(length_index) * 4))
         stamp(config, stamps, 2)
         if length > num_columns:
             length = num_columns
@@ -139,7 +148,7 @@ class TopkKernel:
             if length <= config.k:
                 take_all(row, length)
             else:
-                select(row, first, stamps)
+                select(row, early, stamps)
         else:
             num_blocks = (length + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
             num_select = num_blocks - 1
@@ -155,7 +164,7 @@ class TopkKernel:
             if num_blocks <= 1:
                 fill(row, Uint32(0))
             else:
-                select(row, first, stamps)
+                select(row, early, stamps)
 
 
 @cute.jit
@@ -187,21 +196,22 @@ def fill(row: Row, first: Uint32) -> None:
 
 
 @cute.jit
-def select(row: Row, first: Quad, stamps: cute.Tensor) -> None:
+def select(row: Row, early: list[Quad], stamps: cute.Tensor) -> None:
     """The top `num_select` elements of a row that has more than that, or in block mode at least that many."""
     config = row.config
     tail = Uint32(0)
     if (row.cta == 0) & (row.thread < row.num_tail):
         tail = tail_key(row, row.thread)
     groups = cute.make_rmem_tensor((config.groups_per_thread,), Uint32)
-    num_batches = stream(row, groups, first)
+    known = new_capture()
+    num_batches = stream(row, groups, early, known)
     stamp(config, stamps, 3)
     own_threshold, own_largest = group_threshold(row, groups, tail)
     stamp(config, stamps, 4)
     bracket = exchange_bracket(row, own_threshold, own_largest)
     stamp(config, stamps, 5)
 
-    num_sent = harvest(row, bracket, num_batches, tail)
+    num_sent = harvest(row, bracket, num_batches, tail, known)
     stamp(config, stamps, 6)
     wait_for_counts(row, num_sent)
     num_above = Int32(ptx.ld_shared(counter(row, NUM_ABOVE)))

@@ -156,6 +156,17 @@ def first_vector(config: TopkConfig, cta: Int32, thread: Int32) -> Int32:
     return (warp * config.cluster + (cta + warp) % config.cluster) * WARP + thread % WARP
 
 
+def name_of_vector(row: Row, step: Int32) -> Uint32:
+    """16 bits that name the vector which this lane reads in `step`, counted over all batches, for its own warp."""
+    return Uint32(step * WARP + row.lane)
+
+
+def vector_of_name(row: Row, name: Uint32) -> Int32:
+    """The vector that this warp calls so."""
+    first = Uint32(first_vector(row.config, row.cta, row.warp * WARP))
+    return Int32(first + (name & (WARP - 1)) + (name >> Uint32(5)) * row.config.step_vectors)
+
+
 def vector_at(row: Row, batch: Int32, step: Int32, thread: Int32) -> Int32:
     """The vector that `thread` of this CTA reads in step `step` of batch `batch`."""
     return first_vector(row.config, row.cta, thread) + (batch * UNROLL + step) * row.config.step_vectors

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Uint32, const_expr, range_constexpr
+from cutlass import Int32, Int64, Uint32, const_expr, range_constexpr
 
+from decode.topk_capture import capture, is_whole
 from decode.topk_config import UNROLL, VECTOR_BYTES
 from decode.topk_keys import (
     NEG_INF_PAIR,
     Quad,
     Row,
-    first_vector,
     interleave_maxima,
     ld_vector_below,
-    ld_vector_if,
     max_nan_pair,
     max_of_pair,
     order_key,
@@ -37,6 +36,11 @@ def uses_places(row: Row) -> bool:
     return row.config.groups_per_thread > 1 and row.config.mode == "columns"
 
 
+def num_best_pairs(row: Row) -> int:
+    """Registers for the maxima of a thread's groups."""
+    return max(1, row.config.groups_per_thread // 2)
+
+
 def fold(row: Row, quads: list[Quad]) -> tuple[list[Uint32], list[Uint32]]:
     """The maxima of up to 8 vectors in the halves of four registers, and the maxima of each place over the vectors."""
     of_vector = []
@@ -55,78 +59,90 @@ def fold(row: Row, quads: list[Quad]) -> tuple[list[Uint32], list[Uint32]]:
 
 
 @cute.jit
-def stream(row: Row, groups: cute.Tensor, first: Quad) -> Int32:
+def stream(row: Row, groups: cute.Tensor, early: list[Quad], known: cute.Tensor) -> Int32:
     """Reads the row once: a maximum per vector to shared memory, this thread's group maxima (keys) to `groups`.
 
     Args:
-        row: the row.
+        row: the row, of at least one vector.
         groups: registers for the keys.
-        first: this thread's first vector, which was read before the row's length was known.
+        early: this thread's first vectors, which were read before the row's length was known.
+        known: of `topk_capture`.
 
     Returns:
         The number of batches.
     """
     config = row.config
-    nothing = Uint32(NEG_INF_PAIR)
-    f0, f1, f2, f3 = first
-    if first_vector(config, row.cta, row.thread) >= row.num_vectors:
-        f0 = f1 = f2 = f3 = nothing
     num_steps = (row.num_vectors + config.step_vectors - 1) // config.step_vectors
     num_batches = (num_steps + UNROLL - 1) // UNROLL
-    best = cute.make_rmem_tensor((PAIRS,), Uint32)
-    steps = cute.make_rmem_tensor((PAIRS,), Uint32)
-    places = cute.make_rmem_tensor((PAIRS,), Uint32)
-    for i in range_constexpr(PAIRS):
+    best = cute.make_rmem_tensor((num_best_pairs(row),), Uint32)
+    for i in range_constexpr(cute.size(best)):
         best[i] = Uint32(NEG_INF_PAIR)
-        steps[i] = Uint32(NEG_INF_PAIR)
-        places[i] = Uint32(NEG_INF_PAIR)
-    for batch in cutlass.range(num_batches, unroll=1):
-        vector = vector_at(row, batch, Int32(0), row.thread)
-        addr = vector_address(row, vector)
-        if vector + (UNROLL - 1) * config.step_vectors < row.num_vectors:
-            load_batch(row, steps, places, addr, batch > 0, (f0, f1, f2, f3))
-        else:
-            # Few steps are left in a short row: no need to look at eight.
-            steps_left = num_steps - batch * UNROLL
-            if steps_left <= 1:
-                load_last_batch(row, steps, places, addr, vector, batch > 0, (f0, f1, f2, f3), 1)
-            elif steps_left <= 2:
-                load_last_batch(row, steps, places, addr, vector, batch > 0, (f0, f1, f2, f3), 2)
-            elif steps_left <= 4:
-                load_last_batch(row, steps, places, addr, vector, batch > 0, (f0, f1, f2, f3), 4)
-            else:
-                load_last_batch(row, steps, places, addr, vector, batch > 0, (f0, f1, f2, f3), UNROLL)
-        f0 = f1 = f2 = f3 = nothing
-        at = row.smem + Uint32(row.layout.maxima) + Uint32(batch * config.threads + row.thread) * 16
-        ptx.st_shared_v4(at, (steps[0], steps[1], steps[2], steps[3]))
-        for i in range_constexpr(PAIRS):
-            best[i] = max_nan_pair(best[i], places[i] if const_expr(uses_places(row)) else steps[i])
+    read_batch(row, best, known, Int32(0), num_steps, num_batches, early)
+    if const_expr(config.batches > 1):
+        for batch in cutlass.range(1, num_batches, unroll=1):
+            read_batch(row, best, known, batch, num_steps, num_batches, [])
     group_keys(row, best, groups)
     return num_batches
 
 
-def group_keys(row: Row, best: cute.Tensor, groups: cute.Tensor) -> None:
-    """Folds four pairs of maxima into 1, 2, 4 or 8 groups."""
-    pairs = [best[i] for i in range(PAIRS)]
-    num_groups = row.config.groups_per_thread
-    while len(pairs) > max(1, num_groups // 2):
-        half = len(pairs) // 2
-        pairs = [max_nan_pair(pairs[i], pairs[half + i]) for i in range(half)]
-    if num_groups == 1:
-        groups[0] = order_key(max_of_pair(pairs[0]))
+@cute.jit
+def read_batch(
+    row: Row,
+    best: cute.Tensor,
+    known: cute.Tensor,
+    batch: Int32,
+    num_steps: Int32,
+    num_batches: Int32,
+    early: list[Quad],
+) -> None:
+    """Reads one batch and folds it into `best`."""
+    config = row.config
+    steps = cute.make_rmem_tensor((PAIRS,), Uint32)
+    places = cute.make_rmem_tensor((PAIRS,), Uint32)
+    for i in range_constexpr(PAIRS):
+        steps[i] = Uint32(NEG_INF_PAIR)
+        places[i] = Uint32(NEG_INF_PAIR)
+    vector = vector_at(row, batch, Int32(0), row.thread)
+    addr = vector_address(row, vector)
+    if is_whole(row, batch):
+        quads = load_batch(row, steps, places, addr, early)
+        if const_expr(config.captures):
+            capture(row, known, batch, num_batches, quads, steps, best)
     else:
-        for i, pair in enumerate(pairs):
-            groups[2 * i] = order_key(pair & Uint32(0xFFFF))
-            groups[2 * i + 1] = order_key(pair >> Uint32(16))
+        # Few steps are left in a short row: no need to look at eight.
+        steps_left = num_steps - batch * UNROLL
+        if steps_left <= 1:
+            load_last_batch(row, steps, places, addr, vector, early, 1)
+        elif steps_left <= 2:
+            load_last_batch(row, steps, places, addr, vector, early, 2)
+        elif steps_left <= 4:
+            load_last_batch(row, steps, places, addr, vector, early, 4)
+        else:
+            load_last_batch(row, steps, places, addr, vector, early, UNROLL)
+    at = row.smem + Uint32(row.layout.maxima) + Uint32(batch * config.threads + row.thread) * 16
+    ptx.st_shared_v4(at, (steps[0], steps[1], steps[2], steps[3]))
+    for i in range_constexpr(PAIRS):
+        pair = i % num_best_pairs(row)
+        best[pair] = max_nan_pair(best[pair], places[i] if const_expr(uses_places(row)) else steps[i])
+
+
+def group_keys(row: Row, best: cute.Tensor, groups: cute.Tensor) -> None:
+    """The keys of 1, 2, 4 or 8 groups from pairs of maxima."""
+    if row.config.groups_per_thread == 1:
+        groups[0] = order_key(max_of_pair(best[0]))
+    else:
+        for i in range(num_best_pairs(row)):
+            groups[2 * i] = order_key(best[i] & Uint32(0xFFFF))
+            groups[2 * i + 1] = order_key(best[i] >> Uint32(16))
 
 
 @cute.jit
-def load_batch(row: Row, steps: cute.Tensor, places: cute.Tensor, addr: Int64, not_first: Boolean, first: Quad) -> None:
+def load_batch(row: Row, steps: cute.Tensor, places: cute.Tensor, addr: Int64, early: list[Quad]) -> list[Quad]:
     """A batch that exists as a whole: 8 loads in flight, then their maxima."""
     stride = row.config.step_vectors * VECTOR_BYTES
-    quads = [ld_vector_if(addr, not_first, first)]
-    quads += [memory.ld_weak_v4(addr + Int64(u * stride)) for u in range(1, UNROLL)]
+    quads = early + [memory.ld_weak_v4(addr + Int64(u * stride)) for u in range(len(early), UNROLL)]
     store(row, steps, places, quads)
+    return quads
 
 
 @cute.jit
@@ -136,18 +152,26 @@ def load_last_batch(
     places: cute.Tensor,
     addr: Int64,
     vector: Int32,
-    not_first: Boolean,
-    first: Quad,
+    early: list[Quad],
     num_steps: const_expr,
 ) -> None:
     """A batch of `num_steps` steps, of which some vectors may lie past the end of the row: those count as -inf."""
     step = row.config.step_vectors
-    quads = [ld_vector_if(addr, not_first & (vector < row.num_vectors), first)]
-    quads += [
+    loaded = [
         ld_vector_below(addr + Int64(u * step * VECTOR_BYTES), vector + u * step, row.num_vectors)
-        for u in range(1, num_steps)
+        for u in range(len(early), num_steps)
     ]
-    store(row, steps, places, quads)
+    quads = [keep_below(early[u], vector + u * step, row.num_vectors) for u in range(min(len(early), num_steps))]
+    store(row, steps, places, quads + loaded)
+
+
+@cute.jit
+def keep_below(quad: Quad, vector: Int32, num_vectors: Int32) -> Quad:
+    """A vector if it lies below `num_vectors`, else eight times -inf."""
+    a, b, c, d = quad
+    if vector >= num_vectors:
+        a = b = c = d = Uint32(NEG_INF_PAIR)
+    return a, b, c, d
 
 
 def store(row: Row, steps: cute.Tensor, places: cute.Tensor, quads: list[Quad]) -> None:

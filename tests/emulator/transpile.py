@@ -324,7 +324,7 @@ _HANDLERS: list[tuple[str, Callable[..., str]]] = [
     (r"mul\.lo\.[us]\d+", lambda c: f"{c[0]} = {c[1]} * {c[2]};"),
     (r"mul\.wide\.([us]\d+)", _mul_wide),
     (r"mad\.lo\.[us]\d+", lambda c: f"{c[0]} = {c[1]} * {c[2]} + {c[3]};"),
-    (r"div\.(s32)", lambda c, k: f"{c[0]} = {c.typed(1, k)} / {c.typed(2, k)};"),
+    (r"div\.([su](?:16|32))", lambda c, k: f"{c[0]} = {c.typed(1, k)} / {c.typed(2, k)};"),
     (r"shl\.b(\d+)", lambda c, w: f"{c[0]} = emu::shift_left<{_UNSIGNED[int(w)]}>({c[1]}, {c[2]});"),
     (r"shr\.u(\d+)", lambda c, w: f"{c[0]} = emu::shift_right<{_UNSIGNED[int(w)]}>({c[1]}, {c[2]});"),
     (r"shr\.s(\d+)", lambda c, w: f"{c[0]} = emu::shift_right<{_SIGNED[int(w)]}>({c[1]}, {c[2]});"),

@@ -24,11 +24,15 @@ from tests.topk_data import KINDS, make_rows  # noqa: E402
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to compile the emulated kernel")
 FAKE_ARGS = (*[Int64(0)] * 5, *[Int32(1)] * 3, make_fake_stream())
 # Few threads: the same code in a fraction of the time.
-SMALL = TopkConfig(512, 4, batches=8, threads=128)
+SMALL = TopkConfig(512, 4, batches=8, threads=128, early=2)
+# As few threads as keep vectors while they stream.
+WIDE = TopkConfig(512, 8, batches=4, threads=256)
+# A vector and, the next store, its name.
+KEPT_STORE = re.compile(r"st\.shared\.v4\.b32[^;]*;(?=(?:(?!st\.shared).)*st\.shared\.b16)", re.DOTALL)
 VARIANTS = [
-    TopkConfig(512, 1, batches=8, threads=128),
+    TopkConfig(512, 1, batches=8, threads=128, early=2),
     TopkConfig(2048, 2, batches=8, threads=128),
-    TopkConfig(1024, 8, batches=2, threads=256),
+    TopkConfig(1024, 8, batches=2, threads=256, early=4),
     TopkConfig(512, 2, batches=8, threads=64, deterministic=True),
     TopkConfig(2048, 4, batches=8, threads=128, mode="blocks"),
     TopkConfig(2048, 1, batches=8, threads=256, mode="blocks"),
@@ -94,6 +98,19 @@ def test_a_wide_row(seed):
     check(SMALL, "random", 150_001, [150_001], seed)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "random",
+        *(pytest.param(kind, marks=pytest.mark.compile_all) for kind in ("rising", "constant", "one_inf", "burst")),
+    ],
+)
+@pytest.mark.parametrize("columns", [400_003, 524_288])
+def test_vectors_kept_while_streaming(columns, kind, seed):
+    assert WIDE.captures
+    check(WIDE, kind, columns, [columns], seed)
+
+
 @pytest.mark.parametrize("config", [SMALL, pytest.param(VARIANTS[3], marks=pytest.mark.compile_all)], ids=str)
 def test_candidates_that_overflow_their_list(config, seed):
     """All that is large belongs to one warp of one CTA: fewer groups than its quota, more elements than its list."""
@@ -150,13 +167,25 @@ def without(pattern, which):
 )
 def test_a_missing_step_is_found(name, mutate, seed):
     """Negative control: the same checks must fail, for some order of the warps, without one step of the protocol."""
-    kernel = build(SMALL, mutate)
-    logits = make_rows("random", 2, 20_003, seed, "cpu")
-    lengths = torch.tensor([20_003, 3000], dtype=torch.int32)
-    for order in range(10):
+    assert goes_wrong(SMALL, mutate, [20_003, 3000], 10, seed), f"nobody misses {name}"
+
+
+@pytest.mark.compile_all
+def test_kept_vectors_are_used(seed):
+    """Negative control: without the store of one of a batch's eight vectors a row comes out wrong."""
+    stores = KEPT_STORE.findall(emulated(WIDE).ptx)
+    assert len(stores) == 2 * UNROLL  # the first batch is a copy of its own
+    assert goes_wrong(WIDE, lambda ptx: ptx.replace(stores[3], ""), [524_288], 1, seed)
+
+
+def goes_wrong(config, mutate, lengths, orders, seed):
+    kernel = build(config, mutate)
+    logits = make_rows("random", len(lengths), max(lengths), seed, "cpu")
+    lengths = torch.tensor(lengths, dtype=torch.int32)
+    for order in range(orders):
         try:
-            if complaint(SMALL, logits, lengths, run(kernel, SMALL, logits, lengths, order)) is not None:
-                return
+            if complaint(config, logits, lengths, run(kernel, config, logits, lengths, order)) is not None:
+                return True
         except EmulationError:
-            return
-    pytest.fail(f"nobody misses {name}")
+            return True
+    return False
