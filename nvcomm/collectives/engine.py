@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -154,10 +154,11 @@ class DeviceEngine:
             self.arm(above(generations))
             self._group.barrier("nvcomm.reset.armed", timeout_s)
         except BaseException:  # half way: nobody may take what is in the mailboxes for words of a call
-            self._state[mailbox.STATE_BROKEN] = RESET_FAILED
             if self._fault_words[0] == 0:
                 self._fault_words[1] = self.rank
                 self._fault_words[0] = RESET_FAILED
+            with suppress(RuntimeError):  # of a context that is lost: the first error is the one to see
+                self._state[mailbox.STATE_BROKEN] = RESET_FAILED
             raise
 
     def all_gather(self, x: torch.Tensor, out: torch.Tensor) -> None:
