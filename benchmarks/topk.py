@@ -13,26 +13,20 @@ from __future__ import annotations
 import argparse
 import ctypes
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable
 
 import torch
 
-from decode.reference.topk import explain_mismatch, valid_keys
+from decode.reference.topk import NEG_INF_KEY, block_keys, explain_mismatch, valid_keys
 from decode.topk import launch
-from decode.topk_config import TopkConfig, choose_config
+from decode.topk_config import BLOCK_COLUMNS, NUM_BLOCKS_SELECTED, TopkConfig, choose_config
 
 CALLS = 20
 COLUMNS = (65_536, 262_144, 524_288, 1_048_576)
 ROWS = (1, 6, 12, 24, 48, 64)
 FLUSH_BYTES = 268_435_456
-# design bar: floor measured once on an H200 (hot, all columns valid) + 3 us
-BARS = {
-    65_536: (5.2, 5.2, 5.3, 5.5, 6.0, 7.9),
-    262_144: (5.5, 5.6, 5.9, 6.6, 8.4, 10.3),
-    524_288: (5.8, 5.9, 6.8, 8.5, 11.6, 21.4),
-    1_048_576: (6.6, 6.7, 8.4, 11.9, 27.9, 36.5),
-}
 
 
 def median_us(calls: list[Callable[[], None]], replays: int, before: Callable[[], None] | None = None) -> float:
@@ -102,7 +96,14 @@ class Cell:
         """Raises if the kernel's selection from the first buffer is wrong."""
         self.out.fill_(-7)
         launch(config, self.buffers[0], self.lengths, self.out)
-        wrong = explain_mismatch(valid_keys(self.buffers[0][:, : self.valid], self.lengths), self.k, self.out)
+        logits = self.buffers[0][:, : self.valid]
+        if config.mode == "blocks":
+            keys = block_keys(logits, self.lengths)
+            keys[keys == NEG_INF_KEY] = 0
+            keys[:, -1] = 1 << 17  # pinned: above all others
+        else:
+            keys = valid_keys(logits, self.lengths)
+        wrong = explain_mismatch(keys, self.k, self.out)
         if wrong:
             raise SystemExit(f"{config}, {tuple(self.buffers[0].shape)}, {self.valid} valid: {wrong}")
 
@@ -139,15 +140,27 @@ class Cell:
         wrong = explain_mismatch(valid_keys(logits[:, : self.valid], self.lengths), self.k, self.out)
         return float("nan") if wrong else median_us([call] * CALLS, replays)
 
-    def torch_us(self, replays: int) -> float:
-        """`torch.topk` on the valid columns, hot."""
+    def torch_us(self, replays: int, mode: str) -> float:
+        """`torch.topk` on the valid columns, hot; in block mode behind the maxima of the blocks."""
         view = self.buffers[0][:, : self.valid]
-        return median_us([lambda: torch.topk(view, self.k, dim=1)] * 3, replays)
+        blocks = view.unflatten(1, (-1, BLOCK_COLUMNS))
+
+        def call() -> None:
+            values = blocks.amax(2) if mode == "blocks" else view
+            torch.topk(values, min(self.k, values.shape[1]), dim=1)
+
+        return median_us([call] * 3, replays)
 
 
 def flush() -> None:
     """Reads more than the L2 cache holds."""
-    _FLUSH.sum()
+    flush_buffer().sum()
+
+
+@functools.cache
+def flush_buffer() -> torch.Tensor:
+    """What `flush` reads."""
+    return torch.zeros(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
 
 
 def make_pool(num_elements: int) -> torch.Tensor:
@@ -158,9 +171,15 @@ def make_pool(num_elements: int) -> torch.Tensor:
     return pool
 
 
-def variants(rows: int, columns: int, clusters: str, threads: str, k: int, *, pdl: bool) -> list[TopkConfig]:
-    """The configurations asked for: "auto" is what `decode_topk` takes."""
-    auto = dataclasses.replace(choose_config(rows, columns, k), pdl=pdl)
+def variants(
+    rows: int, columns: int, clusters: str, threads: str, k: int, mode: str, *, no_pdl: bool
+) -> list[TopkConfig]:
+    """The configurations asked for: "auto" is what the public functions take."""
+    auto = choose_config(
+        rows, columns, k, mode="blocks" if mode == "blocks" else "columns", deterministic=mode == "deterministic"
+    )
+    if no_pdl:
+        auto = dataclasses.replace(auto, pdl=False)
     if clusters == "auto":
         return [auto]
     found = []
@@ -175,6 +194,7 @@ def variants(rows: int, columns: int, clusters: str, threads: str, k: int, *, pd
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--k", type=int, default=512)
+    parser.add_argument("--mode", choices=("columns", "deterministic", "blocks"), default="columns")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--columns", default=",".join(map(str, COLUMNS)))
     parser.add_argument("--valid", default="8,1", help="1/n of the columns")
@@ -187,14 +207,14 @@ def main() -> None:
     parser.add_argument("--no-floor", action="store_true")
     parser.add_argument("--flashinfer", help="shared library made of benchmarks/flashinfer_topk.cu")
     args = parser.parse_args()
+    if args.mode == "blocks":
+        args.k = NUM_BLOCKS_SELECTED
     flashinfer = ctypes.CDLL(args.flashinfer) if args.flashinfer else None
     rows_list = [int(r) for r in args.rows.split(",")]
     columns_list = [int(c) for c in args.columns.split(",")]
     say = sys.stdout.write
     pool = make_pool(max(rows_list) * max(columns_list) * CALLS)
-    global _FLUSH
-    _FLUSH = torch.zeros(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
-    say(f"# {torch.cuda.get_device_name()}, torch {torch.__version__}, k={args.k}, us per call\n")
+    say(f"# {torch.cuda.get_device_name()}, torch {torch.__version__}, {args.mode}, k={args.k}, us per call\n")
     say("# columns valid rows | floor (CTAs) bar | variant hot cold | torch.topk | flashinfer | lost\n")
     for columns in columns_list:
         for share in (int(v) for v in args.valid.split(",")):
@@ -207,14 +227,16 @@ def main() -> None:
                     bar = floor + 3
                     line += f" {floor:6.2f} ({cluster:2d}) {bar:6.2f} |"
                 lost = []
-                for config in variants(rows, columns, args.clusters, args.threads, args.k, pdl=not args.no_pdl):
+                for config in variants(
+                    rows, columns, args.clusters, args.threads, args.k, args.mode, no_pdl=args.no_pdl
+                ):
                     hot = cell.time(config, args.replays, cold=False)
                     cold = float("nan") if args.no_cold else cell.time(config, args.replays, cold=True)
                     line += f" {config.cluster}x{config.threads} {hot:6.2f} {cold:6.2f} |"
                     if bar is not None and hot > bar:
                         lost.append("bar")
                 if not args.no_torch:
-                    torch_us = cell.torch_us(5)
+                    torch_us = cell.torch_us(5, args.mode)
                     line += f" {torch_us:8.1f} |"
                     if hot > torch_us:
                         lost.append("torch")
