@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact top-k of BF16 rows, one kernel: a cluster of CTAs a row, the row read from memory once.
 
-1. Each CTA streams its share and keeps maxima: one a thread and batch of 8 vectors, one a group of elements. Its
-   threshold is the ceil(k / CTAs)-th largest of its group maxima. Groups are disjoint, so at least k elements of the
-   row reach the smallest of the CTAs' thresholds, whatever the data; with random data hardly more than k do.
-2. One exchange agrees on that threshold. Batches whose maximum reaches it are read again; their elements above
-   it become candidates. Of elements equal to it a CTA keeps k: more cannot be wanted.
+1. Each CTA streams its share and keeps maxima: one a vector, one a group of elements. Its threshold is about the
+   ceil(k / CTAs)-th largest of its group maxima. Groups are disjoint, so at least k elements of the row reach the
+   smallest of the CTAs' thresholds, whatever the data; with random data hardly more than k do.
+2. One exchange agrees on that threshold. Vectors whose maximum reaches it have been kept, or are read again; their
+   elements above it become candidates. Of elements equal to it a CTA keeps k: more cannot be wanted.
 3. Candidates are counted, by key, in a histogram that every CTA holds complete, with the count of earlier CTAs
    beside it. After that second exchange each CTA finds the k-th key and writes its own winners where they belong.
 
@@ -13,8 +13,8 @@ Only when some CTA has more candidates than fit (data whose top crowds into few 
 without lists (`topk_ordered`). The branch is taken on the device by all CTAs of a row alike.
 
 Memory order: remote accesses to shared memory come after the first cluster barrier (all CTAs have started and cleared
-theirs). Both exchanges are asynchronous stores counted by an mbarrier of their destination, which waits for them
-before it exits. A cluster barrier there would drop L1, and with it the batches to be read again.
+theirs). Both exchanges are asynchronous and counted by an mbarrier of their destination, which waits for them before it
+exits. A cluster barrier there would drop L1, and with it the vectors to be read again.
 Logits and lengths are read, and `out` is written, only after griddepcontrol.wait.
 """
 
