@@ -60,8 +60,9 @@ class AllReduceMhcKernel(MailboxKernel):
         config, rows = self.config, work.rows
         at = turn.place()
         share = share_of(config, at)
+        smem = cluster.shared_base()
         if const_expr(config.collects):
-            norm.start(config)
+            norm.start(config, smem, at.thread)
             weight = ptx.ld_weak_v4_if(
                 work.norm_weight + Int64(share.chunk) * CHUNK_BYTES, share.inside & (work.pre != 0)
             )
@@ -74,7 +75,6 @@ class AllReduceMhcKernel(MailboxKernel):
         live = Boolean(broken == 0)  # a broken communicator publishes nothing (R10)
         wait = device.new_wait()
         source = self.publisher.source(work)
-        smem = cluster.shared_base()
         if const_expr(config.collects):
             old = cute.make_rmem_tensor(config.shape.num_streams * CHUNK_WORDS, Uint32)
             factor = ahead.load_row(config, work, share, share.first, Boolean(share.first < rows), old)
@@ -89,11 +89,11 @@ class AllReduceMhcKernel(MailboxKernel):
             words = cute.make_rmem_tensor(self.collector.num_words, Uint32)
             self.collector.look(box, words, share.first * config.shape.chunks + share.chunk, share.inside & live)
             row = share.first
-            odd = Uint32(0)
+            index = Uint32(0)
             norm.started(config)
             while row < rows:
-                factor = self.boundary(box, work, share, row, words, old, factor, weight, smem, odd, live, wait)
-                odd = odd ^ Uint32(1)
+                factor = self.boundary(box, work, share, row, words, old, factor, weight, smem, index, live, wait)
+                index = index + Uint32(1)
                 row += share.step
             turn.end(config, box, at, rows * config.shape.row_bytes, last, broken)
 
@@ -109,7 +109,7 @@ class AllReduceMhcKernel(MailboxKernel):
         factor: Uint32,
         weight: tuple[Uint32, Uint32, Uint32, Uint32],
         smem: Uint32,
-        odd: Uint32,
+        index: Uint32,
         live: Boolean,
         wait: cute.Tensor,
     ) -> Uint32:
@@ -122,7 +122,7 @@ class AllReduceMhcKernel(MailboxKernel):
             old: this thread's chunks of the row's residual streams; afterwards those of the next row.
             factor: a factor of the row, see `all_reduce_mhc_ahead.load_row`.
             weight: this thread's chunk of `norm_weight`.
-            smem, odd: see `all_reduce_mhc_norm.row_sum`.
+            smem, index: see `all_reduce_mhc_norm.row_sum`.
             live: whether the communicator is not broken.
             wait: see `device.collect_chunk`.
 
@@ -148,7 +148,7 @@ class AllReduceMhcKernel(MailboxKernel):
             old[i] = following[i]
         if work.pre != 0:
             values = math.collapse(streams, pre_row)
-            total = norm.row_sum(config, smem, odd, share.cta, share.thread, math.sum_of_squares(values))
+            total = norm.row_sum(config, smem, index, share.cta, share.thread, math.sum_of_squares(values))
             mean = arith.mul_rn(total, Float32(1.0 / shape.hidden))
             scale = arith.rsqrt(arith.add_rn(mean, work.eps))
             if inside:

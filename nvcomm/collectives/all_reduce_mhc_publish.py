@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr, range_constexpr
 
@@ -11,7 +12,7 @@ from nvcomm.collectives.all_reduce_config import ReduceConfig
 from nvcomm.collectives.all_reduce_mhc_config import MhcConfig
 from nvcomm.collectives.all_reduce_mhc_rows import Boundary, Share
 from nvcomm.collectives.all_reduce_owners import Owners
-from nvcomm.collectives.all_reduce_source import ExpertSource, Source, TensorSource
+from nvcomm.collectives.all_reduce_source import Chunk, ExpertSource, Source, TensorSource
 from nvcomm.collectives.all_reduce_tree import sendable
 from nvcomm.collectives.turn import Place
 from nvcomm.device import Mailbox
@@ -48,13 +49,21 @@ class Publisher:
 
     @cute.jit
     def _rows(self, box: Mailbox, share: Share, source: Source, rows: Int32, live: Boolean) -> None:
-        """LL: publishes this thread's chunk of each of its rows."""
+        """LL: publishes this thread's chunk of each of its rows; the first one is loaded beside the state."""
+        ahead = self._load(source, share.first, share.chunk, rows)
         row = share.first
         while row < rows:
-            place = row * self.config.shape.chunks + share.chunk
-            if live & share.inside:
-                device.publish_words(box, box.row(box.rank) + Int64(place) * CHUNK_BYTES, sendable(source.chunk(place)))
+            words, place = ahead, row * self.config.shape.chunks + share.chunk
             row += share.step
+            if row < rows:
+                ahead = self._load(source, row, share.chunk, rows)
+            if live & share.inside:
+                device.publish_words(box, box.row(box.rank) + Int64(place) * CHUNK_BYTES, sendable(words))
+
+    def _load(self, source: Source, row: Int32, chunk: Int32, rows: Int32) -> Chunk:
+        """A chunk of a row; threads beyond its end load some other chunk, and publish nothing."""
+        chunks = self.config.shape.chunks
+        return source.chunk(cutlass.min(row * chunks + chunk, rows * chunks - 1))
 
     @cute.jit
     def _sums(

@@ -107,6 +107,11 @@ def cluster_arrive_release() -> None:
     cute.arch.inline_ptx("barrier.cluster.arrive.release.aligned;")
 
 
+def cluster_arrive_relaxed() -> None:
+    """As `cluster_arrive_release`, but orders nothing, and so waits for no store."""
+    cute.arch.inline_ptx("barrier.cluster.arrive.relaxed.aligned;")
+
+
 def cluster_wait_acquire() -> None:
     """Waits until all threads of the cluster have arrived; warps converged. Their earlier writes are visible."""
     cute.arch.inline_ptx("barrier.cluster.wait.acquire.aligned;")
@@ -137,7 +142,7 @@ def mbarrier_arrive_expect_tx_relaxed_cluster(addr: Uint32, num_bytes: Uint32) -
     )
 
 
-def mbarrier_wait_parity(addr: Uint32, parity: int) -> None:
+def mbarrier_wait_parity(addr: Uint32, parity: Uint32 | int) -> None:
     """Waits until the phase of that parity is complete; the asynchronous stores it counted are visible."""
     cute.arch.inline_ptx(
         "{ .reg .pred p; WAIT: mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [{$r0}], {$r1}; @!p bra WAIT; }",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from tests.unit.ptx_machine import SHARED_WINDOW, Machine, Step, Thread, float_of, round_f32
+from tests.unit.ptx_machine import SHARED_WINDOW, Cta, Machine, Step, Thread, float_of, round_f32
 
 Get = Callable[[Thread], int]
 _SIZES = {"b8": 1, "u8": 1, "b16": 2, "u16": 2, "b32": 4, "u32": 4, "s32": 4, "f32": 4, "b64": 8, "u64": 8, "s64": 8}
@@ -55,6 +55,10 @@ def _compile(opcode: str, operands: list[str], labels: Mapping[str, int]) -> Ste
     if name == "bra":
         target = labels[operands[0]]
         return lambda machine, thread: setattr(thread, "pc", target)
+    if name == "mbarrier":
+        return _mbarrier(parts, operands)
+    if opcode.startswith("st.async"):
+        return _store_async(operands)
     if name in ("ld", "st", "atom", "red", "cp"):
         return _memory(parts, operands)
     if name == "shfl":
@@ -82,6 +86,41 @@ def _cluster_arrive(machine: Machine, thread: Thread) -> None:
 
 def _cluster_wait(machine: Machine, thread: Thread) -> None:
     thread.waits = "cluster"
+
+
+def _mbarrier(parts: list[str], operands: list[str]) -> Step:
+    if parts[1] == "init":
+        address, count = _address(operands[0]), _get(operands[1], "b32")
+        return lambda machine, thread: thread.cta.mbarriers.update({address(thread): [count(thread), 0, 0]})
+    address, value = _address(operands[1]), _get(operands[2], "b32")
+    if parts[1] == "arrive":
+        return lambda machine, thread: _settle(thread.cta, address(thread), 1, value(thread))
+    assert parts[1] == "try_wait", parts
+
+    def step(machine: Machine, thread: Thread) -> None:
+        thread.registers[operands[0]] = int(thread.cta.mbarriers[address(thread)][2] & 1 != value(thread))
+
+    return step
+
+
+def _settle(cta: Cta, mbarrier: int, arrived: int, expected: int) -> None:
+    """An arrival, or bytes that are expected (or have come: below 0); all of either: the phase is complete."""
+    state = cta.mbarriers[mbarrier]
+    state[0] -= arrived
+    state[1] += expected
+    if state[:2] == [0, 0]:
+        state[:] = [1, 0, state[2] + 1]
+
+
+def _store_async(operands: list[str]) -> Step:
+    address, value, mbarrier = _address(operands[0]), _get(operands[1], "b32"), _address(operands[2])
+
+    def step(machine: Machine, thread: Thread) -> None:
+        _write(machine, thread, address(thread), 4, value(thread), shared=True)
+        at = mbarrier(thread)
+        _settle(thread.cta.cluster[(at >> SHARED_WINDOW) - 1], at & ((1 << SHARED_WINDOW) - 1), 0, -4)
+
+    return step
 
 
 def _shuffle(mode: str, operands: list[str]) -> Step:

@@ -74,6 +74,7 @@ class Cta:
     shared: bytearray
     threads: list[Thread] = field(default_factory=list)
     cluster: list[Cta] = field(default_factory=list)
+    mbarriers: dict[int, list[int]] = field(default_factory=dict)  # address -> arrivals, bytes awaited; phases complete
 
 
 @dataclass
