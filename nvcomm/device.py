@@ -204,12 +204,17 @@ def collect_chunk(
             if missing:
                 look_at_clock(box, words, chunk, src_rank, num_rows, wait)
     if missing:
-        for r in range_constexpr(num_rows):
-            lost = Boolean(False)
-            for i in range_constexpr(CHUNK_WORDS):
-                lost = lost | (words[r * CHUNK_WORDS + i] == Uint32(EMPTY))
-            for i in range_constexpr(CHUNK_WORDS):
-                words[r * CHUNK_WORDS + i] = words[r * CHUNK_WORDS + i] | (Uint32(0) - Uint32(lost))
+        fill_missing(words, num_rows)
+
+
+def fill_missing(words: cute.Tensor, num_rows: int) -> None:
+    """After a timeout (R10): 0xFF bytes in the rows of which a word is EMPTY."""
+    for r in range(num_rows):
+        lost = Boolean(False)
+        for i in range(CHUNK_WORDS):
+            lost = lost | (words[r * CHUNK_WORDS + i] == Uint32(EMPTY))
+        for i in range(CHUNK_WORDS):
+            words[r * CHUNK_WORDS + i] = words[r * CHUNK_WORDS + i] | (Uint32(0) - Uint32(lost))
 
 
 @cute.jit

@@ -74,11 +74,9 @@ class AllGatherKernel(MailboxKernel):
     def kernel(self, work: Transfer, handle: Handle, call: Call) -> None:
         config = self.config
         inp, out, num_bytes = work
-        at = turn.place()
-        turn.begin(config, config.pdl == "early", handle, call, at.thread)
+        at = turn.begin(config, handle, call)
         lane = at.thread % WARP
-        step = at.num_ctas * config.threads
-        first = at.cta * config.threads + at.thread
+        step, first = at.stride, at.index
         num_chunks = (num_bytes + (mailbox.CHUNK_BYTES - 1)) // mailbox.CHUNK_BYTES
         slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(handle.state)
         # in flight together with the state: one memory latency less before the first store

@@ -58,7 +58,7 @@ class AllReduceMhcKernel(MailboxKernel):
     @cute.kernel
     def kernel(self, work: Boundary, handle: Handle, call: Call) -> None:
         config, rows = self.config, work.rows
-        at = turn.place()
+        at = turn.place(config)
         share = share_of(config, at)
         smem = cluster.shared_base()
         if const_expr(config.collects):
@@ -69,7 +69,7 @@ class AllReduceMhcKernel(MailboxKernel):
         num_bytes = rows * config.shape.row_bytes
         if const_expr(config.publishes):
             # a publish kernel triggers after its wait (R1 i)
-            turn.begin(config, config.pdl == "early" or not config.collects, handle, call, at.thread)
+            turn.wait_for_previous(config, config.pdl == "early" or not config.collects, handle, call, at.thread)
         slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(handle.state)
         box = turn.open_box(config, handle, slot, generation)
         live = Boolean(broken == 0)  # a broken communicator publishes nothing (R10)
@@ -84,8 +84,7 @@ class AllReduceMhcKernel(MailboxKernel):
             last = turn.arrive(box, at)
             if const_expr(config.device_checks and not config.publishes and config.pdl != "off"):
                 cute.arch.griddepcontrol_wait()  # R1 (i): before the header is published
-            first_warp = Boolean(at.cta * config.threads + at.thread < WARP)
-            turn.compare(config, box, call, num_bytes, first_warp & live, wait)
+            turn.compare(config, box, call, num_bytes, Boolean(at.index < WARP) & live, wait)
             words = cute.make_rmem_tensor(self.collector.num_words, Uint32)
             self.collector.look(box, words, share.first * config.shape.chunks + share.chunk, share.inside & live)
             row = share.first

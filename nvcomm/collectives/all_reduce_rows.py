@@ -94,12 +94,7 @@ def poll_rows(
             if missing:
                 look_at_clock(box, words, num_rows, chunk, chunk_stride, first_rank, wait)
     if missing:
-        for r in range_constexpr(num_rows):
-            lost = Boolean(False)
-            for i in range_constexpr(CHUNK_WORDS):
-                lost = lost | (words[r * CHUNK_WORDS + i] == Uint32(EMPTY))
-            for i in range_constexpr(CHUNK_WORDS):
-                words[r * CHUNK_WORDS + i] = words[r * CHUNK_WORDS + i] | (Uint32(0) - Uint32(lost))
+        device.fill_missing(words, num_rows)
 
 
 @cute.jit

@@ -48,8 +48,7 @@ class AllReduceTwoShotKernel(MailboxKernel):
     def kernel(self, work: Transfer, handle: Handle, call: Call) -> None:
         config = self.config
         inp, out, num_bytes = work
-        at = turn.place()
-        turn.begin(config, config.pdl == "early", handle, call, at.thread)
+        at = turn.begin(config, handle, call)
         spans = self.owners.spans(at)
         num_chunks = (num_bytes + (CHUNK_BYTES - 1)) // CHUNK_BYTES
         slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(handle.state)
@@ -61,8 +60,7 @@ class AllReduceTwoShotKernel(MailboxKernel):
         self.owners.send_all(box, spans, ahead, source, num_chunks, live)
         last = turn.arrive(box, at)
         wait = device.new_wait()
-        first_warp = Boolean(at.cta * config.threads + at.thread < WARP)
-        turn.compare(config, box, call, num_bytes, first_warp & live, wait)
+        turn.compare(config, box, call, num_bytes, Boolean(at.index < WARP) & live, wait)
         self.owners.sum_all(box, spans, source, num_chunks, live, wait)
         chunk = spans.first
         while chunk < num_chunks:

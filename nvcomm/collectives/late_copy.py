@@ -45,7 +45,7 @@ class LateCopyKernel(MailboxKernel):
     def kernel(self, work: Transfer, handle: Handle, call: Call) -> None:
         inp, out, num_bytes = work
         state, peers, rank = handle.state, handle.peers, handle.rank
-        at = turn.place()
+        at = turn.place(self.config)
         if const_expr(self.config.pdl != "off"):
             cute.arch.griddepcontrol_wait()
         slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(state)
@@ -53,8 +53,7 @@ class LateCopyKernel(MailboxKernel):
         box = Mailbox(layout, False, handle, slot, generation, None)
         stash = device.outbox_of(state)
         num_chunks = num_bytes // CHUNK_BYTES
-        first = at.cta * self.config.threads + at.thread
-        step = at.num_ctas * self.config.threads
+        first, step = at.index, at.stride
         previous = Uint32(mailbox.next_slot(slot))  # of two slots the next is the previous
         if broken == 0:
             base = Int64(slot) * layout.slot_bytes

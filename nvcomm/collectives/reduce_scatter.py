@@ -59,11 +59,10 @@ class ReduceScatterKernel(MailboxKernel):
         config = self.config
         inp, out, rows, row_bytes = work
         rank = handle.rank
-        at = turn.place()
+        at = turn.place(config)
         contributed = rows * row_bytes
-        turn.begin(config, config.pdl == "early", handle, call, at.thread)
-        step = at.num_ctas * config.threads
-        first = at.cta * config.threads + at.thread
+        turn.wait_for_previous(config, config.pdl == "early", handle, call, at.thread)
+        step, first = at.stride, at.index
         slot, generation, _, broken = ptx.ld_relaxed_gpu_v4(handle.state)
         box = turn.open_box(config, handle, slot, generation)
         live = Boolean(broken == 0)  # a broken communicator publishes nothing (R10)

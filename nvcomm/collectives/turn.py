@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A call's turn at the mailbox: what every kernel does before it publishes and after it collected.
 
-    place, begin    where this thread stands; wait for the kernel before this one (R1 i, iii, R7)
+    begin           where this thread stands; wait for the kernel before this one (R1 i, iii, R7)
     open_box        the mailboxes of this call's slot (R6)
     arrive          slot and generation have been used
     compare         with device checks: do the ranks call the same? (R11)
@@ -39,15 +39,35 @@ class Place:
     thread: Int32
     cta: Int32
     num_ctas: Int32
+    cta_threads: int
+
+    @property
+    def index(self) -> Int32:
+        """Index of the thread in the grid."""
+        return self.cta * self.cta_threads + self.thread
+
+    @property
+    def stride(self) -> Int32:
+        """Threads of the grid."""
+        return self.num_ctas * self.cta_threads
 
 
-def place() -> Place:
+def place(config: KernelConfig) -> Place:
     """This thread's place."""
-    return Place(cute.arch.thread_idx()[0], cute.arch.block_idx()[0], cute.arch.grid_dim()[0])
+    return Place(cute.arch.thread_idx()[0], cute.arch.block_idx()[0], cute.arch.grid_dim()[0], config.threads)
+
+
+def begin(config: KernelConfig, handle: Handle, call: Call) -> Place:
+    """Waits for the kernel before this one, and triggers the next if the caller wants that early (R1 i, iii)."""
+    at = place(config)
+    wait_for_previous(config, config.pdl == "early", handle, call, at.thread)
+    return at
 
 
 @cute.jit
-def begin(config: cutlass.Constexpr, trigger: cutlass.Constexpr, handle: Handle, call: Call, thread: Int32) -> None:
+def wait_for_previous(
+    config: cutlass.Constexpr, trigger: cutlass.Constexpr, handle: Handle, call: Call, thread: Int32
+) -> None:
     """Waits for the kernel before this one, and triggers the next if `trigger` says so (R1 i, iii)."""
     if const_expr(config.pdl != "off"):
         cute.arch.griddepcontrol_wait()  # R1 (i)
