@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tests.emulator.values import (
+    KINDS,
     Array,
     bf16_max_nan,
     bf16_to_f32,
@@ -87,13 +88,19 @@ def _of_type(parts: list[str], count: int) -> tuple[list[str], Function] | None:
 
 def _of_bits(name: str, kind: str, count: int) -> tuple[list[str], Function] | None:
     """Whole numbers and predicates, all operands of one kind."""
-    if name == "div" and kind == "s32":
-        return ["s32"] * 2, lambda a, b: np.sign(a) * np.sign(b) * (np.abs(a.astype(np.int64)) // np.abs(b))
+    if name in ("div", "rem") and kind in KINDS:
+        return [kind] * 2, _divide if name == "div" else lambda a, b: a - _divide(a, b) * b
     if kind == "f32" and name == "mov":
         return ["b32"], _PLAIN[name]
     if kind == "pred" and name == "not":
         return ["pred"], np.logical_not
     return ([kind] * count, _PLAIN[name]) if name in _PLAIN else None
+
+
+def _divide(a: Array, b: Array) -> Array:
+    """Rounded towards zero."""
+    quotient = np.abs(a) // np.abs(b)
+    return np.where((a < 0) != (b < 0), -quotient, quotient)
 
 
 def _of_halves(function: Function) -> Function:

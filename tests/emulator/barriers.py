@@ -140,7 +140,9 @@ def compile_store_async(names: Names, one: Instruction, at: int) -> Step:
         threads = np.flatnonzero(active)
         if threads.size:
             addr, values, beside = address(t.registers)[threads], read(t, threads), counter(t.registers)[threads]
-            assert (addr >> np.uint64(WINDOW) == beside >> np.uint64(WINDOW)).all(), "an asynchronous store and its mbarrier lie in different CTAs"
+            assert (addr >> np.uint64(WINDOW) == beside >> np.uint64(WINDOW)).all(), (
+                "an asynchronous store and its mbarrier lie in different CTAs"
+            )
             assert (addr >= np.uint64(1 << WINDOW)).all(), "an asynchronous store to an address not from mapa"
             places = t.shared_places(addr, threads, size, values.shape[1])
             t.stores.append((places, values, cells(t, beside, threads), adds))
@@ -202,5 +204,3 @@ def compile_dependency(names: Names, one: Instruction, at: int) -> Step:
         return active
 
     return wait if one.opcode == "griddepcontrol.wait" else trigger
-
-

@@ -2,8 +2,9 @@
 """Runs launches of several ranks beside each other, their threads in a random order.
 
 Time goes in turns. In each some ranks, some warps and sometimes only some lanes go on by a few instructions; what
-travels (see `memory`, `barriers`) may land; the clock goes on. CTAs begin at different times. A rank's launches follow each other
-as in a stream with programmatic dependent launch: one may begin when every CTA of the one before has triggered or ended.
+travels (see `memory`, `barriers`) may land; the clock goes on. CTAs begin at different times. A rank's launches follow
+each other as in a stream with programmatic dependent launch: one may begin when every CTA of the one before has
+triggered or ended.
 """
 
 from __future__ import annotations
@@ -137,4 +138,3 @@ def _check_alive(teams: list[Threads], stream: _Streams) -> None:
         return
     waiting = [text for team in teams for text in team.describe()]
     raise AssertionError("wait for ever:\n" + "\n".join(waiting[:20]))
-

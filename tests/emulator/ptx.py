@@ -12,12 +12,17 @@ from dataclasses import dataclass, field
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\((.*?)\)[^{]*\{", re.DOTALL)
-_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.[a-z](\d+)\s+([\w$]+)(?:\[(\d+)\])?")
+_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.[a-z](\d+)\s+(?:\.\w+\s+(?:\d+\s+)?)*([\w$]+)(?:\[(\d+)\])?")
 # A brace that opens or closes a block, a label, or a statement; braces of a vector stand inside a statement.
 _TOKEN = re.compile(r"\s*(?:([{}])|([$\w]+):(?!:)|([^;{}\s][^;{}]*(?:\{[^{}]*\}[^;{}]*)*);)")
 _STATEMENT = re.compile(r"(?:@(!?)\s*(%?\w+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
 _DECLARATION = re.compile(r"\.reg\s+\.(\w+)\s+(.*)", re.DOTALL)
 _OPERAND = re.compile(r"(?:[^,{\[(]|\{[^}]*\}|\[[^\]]*\]|\([^)]*\))+")
+_REGISTER = re.compile(r"%[A-Za-z_]\w*(?:\.\w+)?|\b[a-z]\w*\b")
+_WRITES_NOTHING = (
+    "st.", "red.", "bra", "bar.", "barrier.", "fence", "membar", "ret", "exit", "trap", "griddepcontrol", "brx",
+)  # fmt: skip
+_MEMORY = ("ld.", "ldu.", "st.", "atom.", "red.", "multimem.", "cp.", "prefetch", "discard", "applypriority")
 _NAME = re.compile(r"(?<![%\w$])[A-Za-z_]\w*")
 
 
@@ -42,6 +47,38 @@ class Instruction:
     def __str__(self) -> str:
         return f"{self.opcode} {', '.join(self.operands)}".strip()
 
+    @property
+    def is_memory(self) -> bool:
+        """Whether it touches memory outside the parameters."""
+        return self.opcode.startswith(_MEMORY) and not self.opcode.startswith("ld.param")
+
+    @property
+    def stores(self) -> bool:
+        """Whether it may change memory that others see."""
+        if self.opcode.startswith("multimem."):
+            return not self.opcode.startswith("multimem.ld_reduce")
+        return self.opcode.startswith(("st.", "red.", "atom.", "cp.reduce", "cp.async.bulk")) and not re.search(
+            r"\.(shared|local|param)\b", self.opcode
+        )
+
+    @property
+    def address(self) -> str:
+        """The first operand in brackets, without them."""
+        return next((text[1:-1] for text in self.operands if text.startswith("[")), "")
+
+    @property
+    def written(self) -> list[str]:
+        """Registers that it defines."""
+        if not self.operands or self.opcode.startswith(_WRITES_NOTHING) or self.opcode.startswith("multimem.st"):
+            return []
+        return registers(self.operands[0])
+
+    @property
+    def data(self) -> list[str]:
+        """Registers that it reads as values: everything but what it defines and its address."""
+        rest = self.operands[1:] if self.written else self.operands
+        return [name for text in rest if not text.startswith("[") for name in registers(text)]
+
 
 @dataclass
 class Kernel:
@@ -61,9 +98,10 @@ class Kernel:
     registers: dict[str, str] = field(default_factory=dict)
     body: list[Instruction] = field(default_factory=list)
 
-    def labelled(self, label: str) -> int:
-        """Index of the instruction behind a label."""
-        return next(index for index, one in enumerate(self.body) if label in one.labels)
+
+def registers(text: str) -> list[str]:
+    """Register names in an operand; `%tid.x` and labels come too."""
+    return _REGISTER.findall(text)
 
 
 def parse(ptx: str) -> list[Kernel]:

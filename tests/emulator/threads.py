@@ -23,7 +23,16 @@ WARP = 32
 MAX_BARRIERS = 16
 WINDOW = 24  # bits of an address within a CTA's shared memory; above it the CTA's rank in the cluster, plus one
 READY, AT_WARP, AT_BARRIER, AT_CLUSTER, AT_MBARRIER, AT_DEPENDENCY, LATER, DONE = range(8)
-WAITS = ("", "for its warp", "at bar.sync", "for its cluster", "at an mbarrier", "for the kernel before", "to begin", "")
+WAITS = (
+    "",
+    "for its warp",
+    "at bar.sync",
+    "for its cluster",
+    "at an mbarrier",
+    "for the kernel before",
+    "to begin",
+    "",
+)
 
 
 class Threads:
@@ -167,11 +176,13 @@ class Threads:
         return bool((self.triggered[mine] | (self.live[mine] == 0)).all())
 
     def shared_places(self, addr: Array, threads: Array, size: int, count: int = 1) -> Array:
-        """Places of `count` elements of `size` bytes in `shared`, seen as an array of such elements, for each thread."""
+        """For each thread the places of `count` elements of `size` bytes in `shared`, an array of such elements."""
         offset = (addr & np.uint64((1 << WINDOW) - 1)).astype(np.int64) - SHARED_BASE
         wrong = (offset % (size * count) != 0) | (offset < 0) | (offset + size * count > self.shared_bytes)
         if wrong.any():
-            raise AssertionError(f"shared access to {size * count} bytes at byte {offset[wrong][0]} of {self.shared_bytes}")
+            raise AssertionError(
+                f"shared access to {size * count} bytes at byte {offset[wrong][0]} of {self.shared_bytes}"
+            )
         start = self._owner(addr, threads) * self.shared.shape[1] + offset
         return start[:, None] // size + np.arange(count)
 

@@ -149,7 +149,9 @@ def compile_matrix_multiply(names: Names, one: Instruction, at: int) -> Step:
         for i, (write, source) in enumerate(zip(targets, sums, strict=True)):
             part = product[:, 8 * (i // 2) : 8 * (i // 2) + 8, i % 2 :: 2].reshape(-1)
             bits = np.zeros(len(active), np.uint32)
-            bits[active] = from_f32(np.broadcast_to(source(t.registers), active.shape)[active].astype(np.float64) + part)
+            bits[active] = from_f32(
+                np.broadcast_to(source(t.registers), active.shape)[active].astype(np.float64) + part
+            )
             write(t.registers, bits, active)
 
     return _meeting(at, together)

@@ -24,8 +24,8 @@ from nvcomm.collectives.reduce_scatter import ReduceScatterKernel  # noqa: E402
 from nvcomm.device import FAULT_MISMATCH, FAULT_TIMEOUT  # noqa: E402
 from nvcomm.mailbox import EMPTY, ESCAPE, MailboxLayout  # noqa: E402
 from nvcomm.reference import collectives as reference  # noqa: E402
+from tests.emulator.ranks import Ranks, program  # noqa: E402
 from tests.mhc_cases import Case, check, make_case, make_experts  # noqa: E402
-from tests.unit.kernel_world import Ranks, program  # noqa: E402
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 REDUCING = {"ll": AllReduceLLKernel, "two_shot": AllReduceTwoShotKernel}
@@ -85,9 +85,9 @@ def test_R13_reductions_in_one_mailbox(dtype, width, world_size, seed):
         sources = [ranks.put(x, offset) for x in xs]
         for kernel in REDUCING.values():
             outs = [ranks.put(torch.zeros_like(x), offset) for x in xs]
-            ranks.run(
+            ranks.run_together(
                 [
-                    ranks.reduce_grid(kernel, config, r, sources[r], outs[r], [want.nbytes], 1 + call % 2)
+                    ranks.reduce_launch(kernel, config, r, sources[r], outs[r], [want.nbytes], 1 + call % 2)
                     for r in range(world_size)
                 ]
             )
@@ -98,9 +98,9 @@ def test_R13_reductions_in_one_mailbox(dtype, width, world_size, seed):
             parts = reference.reduce_scatter([x.view(-1, row) for x in xs])
             outs = [ranks.put(torch.zeros_like(part), offset) if part.numel() else 0 for part in parts]
             sizes = [count // row, row * elem]
-            ranks.run(
+            ranks.run_together(
                 [
-                    ranks.reduce_grid(ReduceScatterKernel, config, r, sources[r], outs[r], sizes, 1 + call % 2)
+                    ranks.reduce_launch(ReduceScatterKernel, config, r, sources[r], outs[r], sizes, 1 + call % 2)
                     for r in range(world_size)
                 ]
             )
@@ -119,14 +119,14 @@ def boundary(ranks: Ranks, config: MhcConfig, case: Case, sources: list[list[int
 
     def grids(config: MhcConfig) -> list:
         return [
-            ranks.mhc_grid(config, r, sources[r], [*common, *places[r]], 1e-20, rows, clusters)
+            ranks.mhc_launch(config, r, sources[r], [*common, *places[r]], 1e-20, rows, clusters)
             for r in range(len(case.xs))
         ]
 
     if config.part == "collect":
         halves = MhcConfig(config.layout, config.shape, "publish", pdl=config.pdl)
-        ranks.run(grids(halves))
-    ranks.run(grids(config))
+        ranks.run_together(grids(halves))
+    ranks.run_together(grids(config))
     seen = [
         tuple(None if one is None else ranks.get(place, one) for place, one in zip(*pair, strict=True))
         for pair in zip(places, results, strict=True)
@@ -184,7 +184,9 @@ def test_a_kernel_of_the_callers_own_publishes_to_the_target(seed):
         common = [ranks.put(one) for one in (case.residual, case.post, case.comb, case.pre, case.norm_weight)]
         results = [case.outputs() for _ in range(2)]
         places = [[ranks.put(one) for one in result] for result in results]
-        ranks.run([ranks.mhc_grid(config, r, [0] * 4, [*common, *places[r]], 1e-20, rows, 1) for r in range(2)])
+        ranks.run_together(
+            [ranks.mhc_launch(config, r, [0] * 4, [*common, *places[r]], 1e-20, rows, 1) for r in range(2)]
+        )
         check([tuple(map(ranks.get, *pair)) for pair in zip(places, results, strict=True)], case)
     ranks.assert_clean(3)
 
@@ -213,7 +215,9 @@ def test_R3_gathers_of_another_size_find_what_reductions_left(seed):
         want = reference.all_reduce(case.xs)
         for kernel in REDUCING.values():
             outs = [ranks.put(torch.zeros_like(want)) for _ in range(2)]
-            ranks.run([ranks.reduce_grid(kernel, reducing, r, sources[r], outs[r], [want.nbytes], 1) for r in range(2)])
+            ranks.run_together(
+                [ranks.reduce_launch(kernel, reducing, r, sources[r], outs[r], [want.nbytes], 1) for r in range(2)]
+            )
             assert_same([ranks.get(out, want) for out in outs], want)
         boundary(ranks, fused, case, [[source, 0, 0, 0] for source in sources], 1)
         calls += 3
@@ -234,7 +238,7 @@ def chain_of_calls(ranks: Ranks, config: ReduceConfig, seed: int) -> tuple[list[
             want = parts[rank] if kernel is ReduceScatterKernel else total
             out = ranks.put(torch.zeros_like(want)) if want.numel() else 0
             sizes = [rows, 16] if kernel is ReduceScatterKernel else [rows * 16]
-            chain.append(ranks.reduce_grid(kernel, config, rank, ranks.put(xs[rank]), out, sizes, 1))
+            chain.append(ranks.reduce_launch(kernel, config, rank, ranks.put(xs[rank]), out, sizes, 1))
             if want.numel():
                 wanted.append((out, want))
     return chains, wanted
@@ -245,7 +249,7 @@ def test_R12_a_rank_far_behind_is_not_lapped(slow, seed):
     """Calls of all kinds one behind the other, in two of three reduce-scatters with ranks that own nothing."""
     ranks = Ranks(MailboxLayout(3, 4096), seed)
     chains, wanted = chain_of_calls(ranks, ReduceConfig(ranks.layout, "bf16", threads=32), seed)
-    ranks.run_chains(chains, slow)
+    ranks.run(chains, slow)
     for out, want in wanted:
         assert_same([ranks.get(out, want)], want)
     ranks.assert_clean(8)
@@ -264,13 +268,13 @@ def test_R12_off_a_rank_far_behind_is_lapped(monkeypatch, seed):
         out = ranks.put(torch.zeros_like(xs[0]))
         for rank in range(2):
             source = ranks.put(xs[rank])
-            grid = ranks.reduce_grid(ReduceScatterKernel, config, rank, source, out if rank == 0 else 0, [1, 16], 1)
+            grid = ranks.reduce_launch(ReduceScatterKernel, config, rank, source, out if rank == 0 else 0, [1, 16], 1)
             chains[rank].append(grid)
         wanted.append((out, reference.all_reduce(xs)))
     program.cache_clear()
 
     def run() -> None:
-        ranks.run_chains(chains, slow=0, limit=400_000)
+        ranks.run(chains, slow=0, limit=100_000)
         for out, want in wanted:
             assert_same([ranks.get(out, want)], want)
 
@@ -287,11 +291,13 @@ def test_R10_a_rank_that_does_not_come_is_named(protocol, waited_for, seed):
     kernel = REDUCING[protocol]
     layout = MailboxLayout(3, 4096)
     config = ReduceConfig(layout, "bf16", threads=32)
-    ranks = Ranks(layout, seed, timeout_ns=3_000_000)
+    ranks = Ranks(layout, seed, timeout_ns=300_000)
     x = torch.ones(32).bfloat16()
     for then in ("time out", "broken"):
         outs = [ranks.put(torch.zeros_like(x)) for _ in range(3)]
-        ranks.run([ranks.reduce_grid(kernel, config, r, ranks.put(x), outs[r], [x.nbytes], 1) for r in (0, 2)])
+        ranks.run_together(
+            [ranks.reduce_launch(kernel, config, r, ranks.put(x), outs[r], [x.nbytes], 1) for r in (0, 2)]
+        )
         for rank in (0, 2):
             assert ranks.fault(rank)[:5] == [FAULT_TIMEOUT, rank, waited_for[rank], 0, 0]
             seen = ranks.get(outs[rank], x)
@@ -307,9 +313,9 @@ def test_R11_device_checks_compare_what_ranks_call(kernel, seed):
     sources, outs = [ranks.put(x) for x in xs], [ranks.put(torch.zeros_like(x)) for x in xs]
 
     def run(tags: tuple[int, int], launch: int) -> None:
-        ranks.run(
+        ranks.run_together(
             [
-                ranks.reduce_grid(kernel, config, r, sources[r], outs[r], sizes, 2, (launch, 7, tags[r]))
+                ranks.reduce_launch(kernel, config, r, sources[r], outs[r], sizes, 2, (launch, 7, tags[r]))
                 for r in range(2)
             ]
         )
@@ -329,8 +335,8 @@ def test_the_machine_sees_a_wrong_order_of_addition(seed):
     ranks, xs = Ranks(layout, seed), [torch.randn(256, generator=generator) for _ in range(4)]
     outs = [ranks.put(torch.zeros_like(x)) for x in xs]
     exchanged = [ranks.put(xs[r]) for r in (0, 2, 1, 3)]
-    ranks.run(
-        [ranks.reduce_grid(AllReduceLLKernel, config, r, exchanged[r], outs[r], [xs[0].nbytes], 1) for r in range(4)]
+    ranks.run_together(
+        [ranks.reduce_launch(AllReduceLLKernel, config, r, exchanged[r], outs[r], [xs[0].nbytes], 1) for r in range(4)]
     )
     with pytest.raises(AssertionError, match="wrong"):
         assert_same([ranks.get(outs[0], xs[0])], reference.all_reduce(xs))
@@ -341,9 +347,9 @@ def test_the_machine_sees_a_rank_that_does_not_come(seed):
     config = ReduceConfig(layout, "bf16", threads=32)
     ranks = Ranks(layout, seed)
     x = ranks.put(torch.zeros(64).bfloat16())
-    grid = ranks.reduce_grid(AllReduceLLKernel, config, 0, x, ranks.put(torch.zeros(64).bfloat16()), [128], 1)
+    grid = ranks.reduce_launch(AllReduceLLKernel, config, 0, x, ranks.put(torch.zeros(64).bfloat16()), [128], 1)
     with pytest.raises(AssertionError, match="never publishes"):
-        ranks._machine.run([grid], limit=200_000)
+        ranks.run([[grid]], limit=20_000)
 
 
 def test_the_machine_sees_an_access_outside_of_a_tensor(seed):
@@ -352,4 +358,6 @@ def test_the_machine_sees_an_access_outside_of_a_tensor(seed):
     ranks = Ranks(layout, seed)
     short = ranks.put(torch.zeros(56).bfloat16())
     with pytest.raises(AssertionError, match="outside"):
-        ranks.run([ranks.reduce_grid(AllReduceLLKernel, config, 0, short, ranks.put(torch.zeros(64)), [128], 1)])
+        ranks.run_together(
+            [ranks.reduce_launch(AllReduceLLKernel, config, 0, short, ranks.put(torch.zeros(64)), [128], 1)]
+        )

@@ -7,7 +7,6 @@ What only a GPU can show (memory order, programmatic dependent launch, speed) is
 from __future__ import annotations
 
 import functools
-import struct
 from dataclasses import replace
 
 import numpy as np
@@ -24,27 +23,26 @@ from decode.sparse_mla import LOG2_E, _set_arguments  # noqa: E402
 from decode.sparse_mla_kernel import SparseMlaKernel, fake_arguments  # noqa: E402
 from decode.sparse_mla_layout import HEADS, THREADS, SparseMlaConfig  # noqa: E402
 from nvcomm import jit  # noqa: E402
+from tests.emulator.machine import Machine  # noqa: E402
+from tests.emulator.memory import Memory  # noqa: E402
+from tests.emulator.program import Launch, Program  # noqa: E402
+from tests.emulator.values import float_bits  # noqa: E402
 from tests.sparse_mla_cases import check, make_case  # noqa: E402
-from tests.unit import ptx_warps  # noqa: E402
 
 
 @functools.cache
-def program(cfg: SparseMlaConfig) -> ptx_warps.Program:
+def program(cfg: SparseMlaConfig) -> Program:
     built = jit.artifacts(SparseMlaKernel(cfg), *fake_arguments(), make_fake_stream(), arch="sm_90a")
-    return ptx_warps.Program(built.ptx)
+    return Program(built.ptx)
 
 
-def float_bits(value: float) -> int:
-    return int(struct.unpack("<I", struct.pack("<f", value))[0])
-
-
-def run(case, ptx=None, page_stride=None):
+def run(case, seed, ptx=None, page_stride=None):
     """As `decode.sparse_mla._launch`, with copies of the tensors in the memory of the machine.
 
     `page_stride`: where pages lie this far apart; then a pool's one page is its page 5, and the others lie nowhere.
     """
     tokens, heads, _ = case.q.shape
-    memory, places = ptx_warps.Memory(), {}
+    memory, places = Memory(seed), {}
 
     def place(tensor):
         """Address of a tensor's first byte in a copy of its whole storage."""
@@ -79,10 +77,11 @@ def run(case, ptx=None, page_stride=None):
         case.window.chunks, heads, float_bits(scale), float_bits(case.kv_scale),
     ]  # fmt: skip
     grid = (chunks, -(-heads // HEADS), tokens)
-    ptx_warps.launch(ptx or program(cfg), memory, parameters, grid, chunks, THREADS, cfg.shared_bytes)
+    launch = Launch(ptx or program(cfg), parameters, grid, THREADS, chunks, cfg.shared_bytes)
+    Machine(memory, seed).run([[launch]])
     size = tokens * heads
-    result = torch.from_numpy(memory.data[out : out + size * HEAD_DIM * 2].copy()).view(torch.bfloat16)
-    sums = torch.from_numpy(memory.data[lse : lse + size * 4].copy()).view(torch.float32)
+    result = torch.frombuffer(bytearray(memory.bytes_at(out, size * HEAD_DIM * 2)), dtype=torch.bfloat16)
+    sums = torch.frombuffer(bytearray(memory.bytes_at(lse, size * 4)), dtype=torch.float32)
     return result.view(tokens, heads, HEAD_DIM), sums.view(tokens, heads)
 
 
@@ -97,70 +96,70 @@ def _seeded(seed):
 
 @pytest.mark.parametrize("layout", [PLAIN_FP8, SCALED_FP8, BF16], ids=lambda layout: layout.name)
 @pytest.mark.parametrize("widths", [(128, 0), (100, 130), (128, 512)])
-def test_records(layout, widths):
+def test_records(layout, widths, seed):
     case = small_case(layout=layout, widths=widths, sink=widths[1] > 0)
-    check(case, *run(case))
+    check(case, *run(case, seed))
 
 
 @pytest.mark.parametrize("layout", [PLAIN_FP8, SCALED_FP8, BF16], ids=lambda layout: layout.name)
 @pytest.mark.parametrize(("heads", "widths"), [(8, (128, 0)), (8, (128, 90)), (8, (128, 512)), (32, (128, 90))])
-def test_heads(layout, heads, widths):
+def test_heads(layout, heads, widths, seed):
     case = small_case(layout=layout, heads=heads, widths=widths, sink=True)
-    check(case, *run(case))
+    check(case, *run(case, seed))
 
 
-def test_fp8_query_and_scales():
+def test_fp8_query_and_scales(seed):
     case = replace(small_case(fp8_query=True, widths=(128, 200)), q_scale=0.37, kv_scale=1.9)
-    check(case, *run(case))
+    check(case, *run(case, seed))
 
 
 @pytest.mark.parametrize("widths", [(1, 0), (7, 200), (128, 380)])
-def test_widths_and_masks(widths):
+def test_widths_and_masks(widths, seed):
     case = small_case(widths=widths, masked=0.6, tokens=2)
-    check(case, *run(case))
+    check(case, *run(case, seed))
 
 
 @pytest.mark.parametrize("layout", [PLAIN_FP8, SCALED_FP8, BF16], ids=lambda layout: layout.name)
 @pytest.mark.parametrize("page_stride", [(1 << 31) - 16, 3 << 30, 5 << 40])
-def test_pages_far_apart(layout, page_stride):
+def test_pages_far_apart(layout, page_stride, seed):
     """Byte offsets have 64 bits: cut to 32, they would lie outside of every allocation."""
     case = small_case(layout=layout, widths=(128, 7), num_slots=256, blocks=(256, 256))
-    check(case, *run(case, page_stride=page_stride))
+    check(case, *run(case, seed, page_stride=page_stride))
 
 
-def test_window_without_columns():
+def test_window_without_columns(seed):
     case = small_case(widths=(0, 130))
-    check(case, *run(case))
+    check(case, *run(case, seed))
 
 
-def test_tokens_without_active_columns_and_lengths():
+def test_tokens_without_active_columns_and_lengths(seed):
     case = small_case(tokens=4, masked=0.0, widths=(128, 130), sink=True)
     case.window.indices[0], case.topk.indices[0] = -1, case.topk.records.num_slots
     lengths = torch.tensor([258, 0, 100, 200], dtype=torch.int32)
     case.window = replace(case.window, lengths=lengths)
     case.topk = replace(case.topk, lengths=lengths, first=128)
-    out, lse = run(case)
+    out, lse = run(case, seed)
     check(case, out, lse)
     assert (out[:2] == 0).all()
     assert (lse[:2] == float("inf")).all()
 
 
-def test_largest_values():
+def test_largest_values(seed):
     case = small_case(masked=0.0, widths=(128, 512))
     case.q.zero_()
     for one in (case.window, case.topk):
         slots = torch.arange(one.records.num_slots)
         reference.write_records(one.records, slots, torch.full((len(slots), HEAD_DIM), 448.0))
-    assert (run(case)[0] == 448).all()
+    assert (run(case, seed)[0] == 448).all()
 
 
-def test_scaled_records_of_very_different_size():
+def test_scaled_records_of_very_different_size(seed):
     case = small_case(layout=SCALED_FP8, widths=(128, 128), masked=0.1)
     for one in (case.window, case.topk):
         slots = one.indices[(one.indices >= 0) & (one.indices < one.records.num_slots)].unique()
         powers = torch.exp2(torch.randint(-12, 6, (len(slots), 8))).repeat_interleave(64, dim=1)
         reference.write_records(one.records, slots, torch.randn(len(slots), HEAD_DIM) * powers)
-    check(case, *run(case))
+    check(case, *run(case, seed))
 
 
 @pytest.mark.parametrize(
@@ -172,16 +171,16 @@ def test_scaled_records_of_very_different_size():
         ("], 1;", "], 2;"),  # mbarriers that nobody completes
     ],
 )
-def test_a_changed_instruction_is_noticed(old, new):
+def test_a_changed_instruction_is_noticed(old, new, seed):
     case = small_case(widths=(128, 128))
     cfg = SparseMlaConfig(PLAIN_FP8, 2)
     ptx = jit.artifacts(SparseMlaKernel(cfg), *fake_arguments(), make_fake_stream(), arch="sm_90a").ptx
     assert old in ptx
     with pytest.raises(AssertionError):
-        check(case, *run(case, ptx_warps.Program(ptx.replace(old, new))))
+        check(case, *run(case, seed, Program(ptx.replace(old, new))))
 
 
-def test_reading_past_the_query_is_noticed():
+def test_reading_past_the_query_is_noticed(seed):
     case = small_case(widths=(128, 0), heads=8)
     with pytest.raises(AssertionError, match="outside of every allocation"):
-        run(case, program(SparseMlaConfig(PLAIN_FP8, 1)))
+        run(case, seed, program(SparseMlaConfig(PLAIN_FP8, 1)))

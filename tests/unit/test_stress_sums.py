@@ -18,8 +18,10 @@ from stress import boundary, ledger, sum_oracle, sums  # noqa: E402
 from stress.device_oracle import THREADS  # noqa: E402
 from stress.host_oracle import HostOracle  # noqa: E402
 from stress.host_sums import SumOracle, contribution, total, wrong_words  # noqa: E402
+from tests.emulator.machine import Machine  # noqa: E402
+from tests.emulator.memory import Memory  # noqa: E402
+from tests.emulator.program import Launch, Program  # noqa: E402
 from tests.mhc_cases import ulps  # noqa: E402
-from tests.unit.ptx_machine import Grid, Machine, Memory, Program  # noqa: E402
 
 RANKS, HIDDEN, ROWS, RESERVED = 3, 64, 4, 6000
 REPLAY, GATHER = 1_234_567, 1
@@ -43,7 +45,7 @@ class Gpu:
 
     def __init__(self, seed: int) -> None:
         self.oracle = HostOracle(seed, RANKS, RESERVED)
-        self.memory = Memory()
+        self.memory = Memory(seed)
         self._machine = Machine(self.memory, seed)
         cells = np.zeros(ledger.LEDGER_WORDS, np.uint32)
         cells[0] = REPLAY
@@ -60,8 +62,7 @@ class Gpu:
 
     def launch(self, kernel: str, *parameters: int | list[int], shared_bytes: int = 0) -> None:
         flat = [one for given in parameters for one in (given if isinstance(given, list) else [given])]
-        grid = Grid(program(kernel), flat, ctas=2, threads=THREADS, shared_bytes=shared_bytes)
-        self._machine.run([grid])
+        self._machine.run([[Launch(program(kernel), flat, (2, 1, 1), THREADS, shared_bytes=shared_bytes)]])
 
     def reading(self) -> ledger.LedgerReading:
         words = self.memory.bytes_at(self.ledger, 4 * ledger.LEDGER_WORDS)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The top-k kernel itself, on the CPU: its PTX, fiber by fiber, with warps in random order and late stores."""
+"""The top-k kernel's PTX on the CPU: warps in random order, CTAs that begin late, late stores."""
 
 from __future__ import annotations
 
 import functools
 import re
-import shutil
 
 import pytest
 import torch
@@ -18,10 +17,12 @@ from cutlass.cute.runtime import make_fake_stream  # noqa: E402
 from decode.reference import topk as reference  # noqa: E402
 from decode.topk_config import UNROLL, VECTOR_COLUMNS, TopkConfig  # noqa: E402
 from decode.topk_kernel import TopkKernel  # noqa: E402
-from tests.emulator.emulator import EmulatedKernel, EmulationError  # noqa: E402
+from nvcomm import jit  # noqa: E402
+from tests.emulator.machine import Machine  # noqa: E402
+from tests.emulator.memory import Memory  # noqa: E402
+from tests.emulator.program import Launch, Program  # noqa: E402
 from tests.topk_data import KINDS, make_rows  # noqa: E402
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to compile the emulated kernel")
 FAKE_ARGS = (*[Int64(0)] * 5, *[Int32(1)] * 3, make_fake_stream())
 # Few threads: the same code in a fraction of the time.
 SMALL = TopkConfig(512, 4, batches=8, threads=128, early=2)
@@ -40,25 +41,33 @@ VARIANTS = [
 
 
 @functools.cache
-def emulated(config: TopkConfig) -> EmulatedKernel:
-    return build(config, str)
+def ptx_of(config: TopkConfig) -> str:
+    return jit.artifacts(TopkKernel(config), *FAKE_ARGS, arch="sm_90a").ptx
 
 
-def build(config, mutate):
-    kernel = TopkKernel(config)
-    shared_bytes = kernel.layout.total_bytes
-    return EmulatedKernel(
-        kernel, FAKE_ARGS, cluster=config.cluster, threads=config.threads, shared_bytes=shared_bytes, mutate=mutate
-    )
+@functools.cache
+def emulated(config: TopkConfig) -> Program:
+    return Program(ptx_of(config))
 
 
-def run(kernel, config, logits, lengths, seed=0, *, visible=None):
+def run(program, config, logits, lengths, seed=0, *, visible=None):
+    """`visible`: all of the logits that may be read, if not all."""
     rows, columns = logits.shape
+    memory = Memory(seed)
+    logits_at = memory.allocate(whole_extent(logits if visible is None else visible), writable=False)
+    lengths_at = memory.allocate(lengths.numpy(), writable=False)
     out = torch.full((rows, config.k), -7, dtype=torch.int32)
-    addresses = [logits.data_ptr(), lengths.data_ptr(), out.data_ptr()]
-    params = [*addresses, logits.stride(0) * 2, out.stride(0) * 4, columns, 1]
-    kernel(rows * config.cluster, params, [logits if visible is None else visible, lengths], [out], seed)
-    return out
+    out_at = memory.allocate(out.numpy())
+    parameters = [logits_at, lengths_at, out_at, logits.stride(0) * 2, out.stride(0) * 4, columns, 1]
+    grid, shared_bytes = (rows * config.cluster, 1, 1), TopkKernel(config).layout.total_bytes
+    Machine(memory, seed).run([[Launch(program, parameters, grid, config.threads, config.cluster, shared_bytes)]])
+    return torch.frombuffer(bytearray(memory.bytes_at(out_at, out.nbytes)), dtype=torch.int32).view(out.shape)
+
+
+def whole_extent(logits):
+    """(rows, columns) with a stride -> all bytes from the first element to the last."""
+    extent = 1 + sum((n - 1) * s for n, s in zip(logits.shape, logits.stride(), strict=True))
+    return logits.as_strided((extent if logits.numel() else 0,), (1,)).view(torch.uint8).numpy()
 
 
 def complaint(config, logits, lengths, out):
@@ -140,7 +149,7 @@ def test_nothing_past_the_length_is_needed(seed):
 def test_an_access_past_the_row_is_seen(seed):
     logits = make_rows("random", 1, 9001, seed, "cpu")
     lengths = torch.tensor([9001], dtype=torch.int32)
-    with pytest.raises(EmulationError, match="global load of 2 bytes out of bounds"):
+    with pytest.raises(AssertionError, match="load of 2 bytes at .*, outside of every allocation"):
         run(emulated(SMALL), SMALL, logits, lengths, visible=logits[:, :9000])
 
 
@@ -173,19 +182,19 @@ def test_a_missing_step_is_found(name, mutate, seed):
 @pytest.mark.compile_all
 def test_kept_vectors_are_used(seed):
     """Negative control: without the store of one of a batch's eight vectors a row comes out wrong."""
-    stores = KEPT_STORE.findall(emulated(WIDE).ptx)
+    stores = KEPT_STORE.findall(ptx_of(WIDE))
     assert len(stores) == 2 * UNROLL  # the first batch is a copy of its own
     assert goes_wrong(WIDE, lambda ptx: ptx.replace(stores[3], ""), [524_288], 1, seed)
 
 
 def goes_wrong(config, mutate, lengths, orders, seed):
-    kernel = build(config, mutate)
+    kernel = Program(mutate(ptx_of(config)))
     logits = make_rows("random", len(lengths), max(lengths), seed, "cpu")
     lengths = torch.tensor(lengths, dtype=torch.int32)
     for order in range(orders):
         try:
             if complaint(config, logits, lengths, run(kernel, config, logits, lengths, order)) is not None:
                 return True
-        except EmulationError:
+        except AssertionError:
             return True
     return False
