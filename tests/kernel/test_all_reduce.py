@@ -33,11 +33,12 @@ def world4(request):
 
 
 def inputs(world_size: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> list[torch.Tensor]:
-    """Values of very different sizes, so that another order of addition shows."""
+    """Values of such different sizes that FP32 sums of them are inexact, so that another order of addition shows."""
+    spread = 12 if dtype == torch.float16 else 16  # of smaller ones four BF16 numbers add up exactly, in any order
     generator = torch.Generator(device="cuda").manual_seed(seed)
     options = {"device": "cuda", "generator": generator}
     return [
-        (torch.randn(shape, **options) * 2.0 ** torch.randint(-6, 7, shape, **options)).to(dtype)
+        (torch.randn(shape, **options) * 2.0 ** torch.randint(-spread, spread + 1, shape, **options)).to(dtype)
         for _ in range(world_size)
     ]
 
