@@ -17,6 +17,7 @@ import torch
 import nvcomm
 from benchmarks.gather_floor import GatherFloor
 from benchmarks.graphs import RankGraphs, capture, median_us
+from nvcomm.env import settings
 from nvcomm.mailbox import MailboxLayout
 from nvcomm.options import Pdl
 
@@ -81,11 +82,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
-    parser.add_argument("--share", type=float, default=0.5, help="device_share of the communicators")
+    parser.add_argument("--share", type=float, default=1.0, help="device_share: nothing else runs on this GPU")
     parser.add_argument("--max-bytes", type=int, default=4 << 20)
     options = parser.parse_args()
     ranks, sizes, max_bytes = options.ranks, options.sizes, options.max_bytes
-    print(f"# {torch.cuda.get_device_name()}, {date.today()}, torch {torch.__version__}, {ranks} virtual ranks")
+    print(f"# {torch.cuda.get_device_name()}, {date.today()}, torch {torch.__version__}, {ranks} virtual ranks,")
+    print(f"# device_share {options.share}, NVCOMM_DEVICE_CHECKS={settings().device_checks}")
     early = list(measure(ranks, sizes, "early", max_bytes, options.share))
     safe = list(measure(ranks, sizes, "safe", max_bytes, options.share))
     floor = list(measure_floor(ranks, sizes, max_bytes))
