@@ -12,6 +12,10 @@ CHECKS = "nvcomm/device_checks.py"
 TESTS = "tests/kernel"
 CPU = "tests/unit/test_gather_on_cpu.py"
 HOST = "tests/unit/test_device_engine_host.py"
+COMPILED = (
+    "tests/unit/test_compile_check_collectives.py::test_compile_check_each_kernel_and_transport"
+    "[all_gather 4 ranks, peer, 16-byte accesses-sm_90a]"
+)
 RESIDENCY = "tests/unit/test_residency.py::test_R8_all_ctas_of_all_ranks_and_their_waiting_dependents_fit"
 
 MISSING = "missing = any_equals(words, EMPTY, num_rows * CHUNK_WORDS)"
@@ -41,6 +45,13 @@ MUTANTS = (
         (Edit(TURN, "        cute.arch.griddepcontrol_wait()  # R1 (i)\n", ""),),
         f"{TESTS}/test_back_to_back.py::test_R1_a_call_does_not_overtake_the_one_before[early]",
         on_cpu=f"{CPU}::test_R1_a_call_does_not_overtake_the_one_before[early]",
+    ),
+    Mutant(
+        "R1",
+        "no fence between the last store and the trigger",
+        (Edit("nvcomm/collectives/turn.py", "        cute.arch.fence_acq_rel_gpu()\n", ""),),
+        COMPILED,
+        on_cpu=COMPILED,
     ),
     Mutant(
         "R2",
