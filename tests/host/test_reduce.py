@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -141,17 +142,22 @@ def call_checks(transport: str) -> int:
 def test_R12_a_rank_that_owns_no_row_still_waits_for_everybody(ranks, rows):
     """Rank 2 gets a token from each; without it, it would be done before the others have begun."""
     world = ranks(3, timeout_s=5.0)
+    rank_2_began = threading.Event()
 
     def work(engine):
-        if engine.rank == 0:
-            time.sleep(0.1)
-        started = time.monotonic()
         x = torch.ones((rows, 4))
         out = torch.empty((int(engine.rank < rows), 4))
+        if engine.rank == 2:
+            rank_2_began.set()
+        if engine.rank == 0:
+            rank_2_began.wait()
+            time.sleep(0.1)
+        started = time.monotonic()
         engine.reduce_scatter(x, out)
-        return time.monotonic() - started
+        return started, time.monotonic()
 
-    assert world.run_clean(work)[2] > 0.05
+    (last_to_begin, _), _, (_, ended) = world.run_clean(work)
+    assert ended > last_to_begin
 
 
 @pytest.mark.parametrize("operation", ["ll", "two_shot", "scatter"])
