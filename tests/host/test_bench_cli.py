@@ -116,6 +116,11 @@ def test_size_and_count_are_those_of_nccl_tests():
     assert len(cases_of(plan("-b", "1", "-e", "64", "-f", "2"), 4)) == 3  # of seven sizes, most are one element a rank
 
 
+def test_the_small_calls_of_a_check_are_whole_chunks_where_the_large_ones_are():
+    thirds = [Case("all_reduce", "bfloat16", 2, count).third().count for count in (1, 2, 8, 64, 7, 4096)]
+    assert thirds == [1, 1, 8, 16, 2, 1360]
+
+
 def test_percentiles_are_samples():
     result = Result(Case("all_gather", "float", 4, 1000), "nvcomm", [float(n) for n in range(1000, 0, -1)], 0)
     fields = result.fields()
