@@ -35,11 +35,11 @@ ReduceOp = Literal["all_reduce", "reduce_scatter"]
 DTYPES: dict[torch.dtype, Dtype] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 THREADS = 128  # a row of 5,120 bf16 then spreads over 5 multiprocessors
 
-# World size -> bytes of input from which two-shot is the faster one. Measured for four ranks on one H200
-# (docs/results/all_reduce.md); the others follow from what the protocols move. With two ranks that is as much, and LL
-# waits once.
+# World size -> bytes of input from which two-shot is the faster one: measured for two ranks over NVLink and for four,
+# six and eight on one H200 (docs/results/all_reduce.md), between them for the others. Two ranks move as much by either
+# protocol, and LL waits once.
 _NEVER = 1 << 31
-SWITCH_BYTES = {1: _NEVER, 2: _NEVER, 3: 320 << 10, 4: 192 << 10, 5: 144 << 10, 6: 112 << 10, 7: 96 << 10, 8: 80 << 10}
+SWITCH_BYTES = {1: _NEVER, 2: _NEVER, 3: 256 << 10, 4: 144 << 10, 5: 96 << 10, 6: 64 << 10, 7: 56 << 10, 8: 48 << 10}
 
 _KERNELS: dict[ReduceOp, tuple[type[MailboxKernel], ...]] = {
     "all_reduce": (AllReduceLLKernel, AllReduceTwoShotKernel),
