@@ -1,30 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The torch operators: traced without a break, never removed, merged or moved, and the same as torch.distributed's.
-
-`python test_torch_ops.py FOLDER` is the parity test: it forks 2 ranks, then 3, which meet in that folder.
-"""
+"""The torch operators: traced without a break, never removed, merged or moved."""
 
 from __future__ import annotations
 
 import functools
-import importlib
-import multiprocessing
-import os
-import shutil
-import subprocess
-import sys
-import traceback
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import nvcomm
 from nvcomm.errors import UsageError
 from nvcomm.integrations import torch_ops
+from tests.host.compiled_program import PROGRAM, compile_with, unused_and_twice
 
-ROOT = Path(__file__).parents[2]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -46,28 +34,6 @@ class Spy:
     def _call(self, op, real, x):
         self.order.append(op)
         return real(x)
-
-
-PROGRAM = ["reduce_scatter", "all_reduce", "all_gather", "all_gather", "reduce_scatter"]
-
-
-def unused_and_twice(ops):
-    """`PROGRAM`: the first result is used last, the second by nobody, and the two gathers are alike."""
-
-    def step(x):
-        last = ops.reduce_scatter(x)
-        ops.all_reduce(x)
-        left, right = ops.all_gather(x * 2), ops.all_gather(x * 2)
-        return ops.reduce_scatter((left + right).flatten(0, 1)) + 1, last
-
-    return step
-
-
-def compile_with(step, backend, **options):
-    if backend == "inductor" and shutil.which(os.environ.get("CXX", "g++")) is None:
-        pytest.skip("inductor needs a C++ compiler")
-    torch._dynamo.reset()
-    return torch.compile(step, backend=backend, fullgraph=True, **options)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
@@ -311,101 +277,3 @@ def test_a_compiled_step_on_a_gpu():
         y, _ = step(x)
         assert torch.equal(y, x * 4 + 1)
         assert comm.stats().calls == len(PROGRAM)
-
-
-def test_parity_with_torch_distributed_in_2_and_3_processes(tmp_path):
-    done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def whole(shape, dtype, seed):
-    """Small whole numbers: their sums are exact in every dtype here, in any order."""
-    return torch.randint(-8, 8, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def by_gloo(x):
-    """all-gather, all-reduce and reduce-scatter of `x`, by torch.distributed."""
-    world_size, rank = dist.get_world_size(), dist.get_rank()
-    rows = [torch.empty_like(x) for _ in range(world_size)]
-    dist.all_gather(rows, x)
-    total = x.clone()
-    dist.all_reduce(total)
-    return torch.stack(rows), total, total.tensor_split(world_size)[rank]
-
-
-def parity(rank, world_size):
-    with nvcomm.Communicator(dist.group.WORLD, "cpu", max_bytes=1 << 16, timeout_s=30.0) as comm:
-        ops = torch_ops.register(comm, "parity")
-        for seed, shape in enumerate([(1,), (2, 3), (7, 5), (64, 33), (world_size * 4, 16)]):
-            for dtype in DTYPES:
-                x = whole(shape, dtype, 100 * seed + rank)
-                wanted = by_gloo(x)
-                for got in (
-                    (comm.all_gather(x), comm.all_reduce(x), comm.reduce_scatter(x)),
-                    (ops.all_gather(x), ops.all_reduce(x), ops.reduce_scatter(x)),
-                ):
-                    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True)), (shape, dtype)
-        step = torch.compile(unused_and_twice(ops), backend="aot_eager", fullgraph=True)
-        for seed in range(3):
-            x = whole((4, 6), torch.float32, 7 * seed + rank)
-            calls = comm.stats().calls
-            y, last = step(x)
-            gathered, _, part = by_gloo(x)
-            assert comm.stats().calls == calls + len(PROGRAM)
-            assert torch.equal(last, part)
-            assert torch.equal(y, by_gloo((gathered * 4).flatten(0, 1))[2] + 1)
-        assert comm.audit().dirty_words == 0
-        dist.barrier()
-
-
-def part_of_the_group(rank):
-    """A communicator of a process group that leaves rank 0 of two, or of three, out."""
-    members = list(range(1, dist.get_world_size()))
-    group = dist.new_group(members)
-    if rank in members:
-        with nvcomm.Communicator(group, "cpu", max_bytes=64, timeout_s=30.0) as comm:
-            assert (comm.rank, comm.world_size) == (members.index(rank), len(members))
-            assert comm.all_gather(torch.tensor([rank])).flatten().tolist() == members
-            dist.barrier(group)
-
-
-def one_rank(rank, world_size, store):
-    torch.set_num_threads(1)
-    try:
-        dist.init_process_group("gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
-        parity(rank, world_size)
-        part_of_the_group(rank)
-        dist.barrier()
-    except BaseException:
-        sys.stderr.write(f"rank {rank}: {traceback.format_exc()}\n")
-        sys.stderr.flush()
-        os._exit(1)
-    os._exit(0)
-
-
-def main():
-    importlib.import_module("torch._dynamo")  # here, once: it takes seconds
-    context = multiprocessing.get_context("fork")
-    for world_size in (2, 3):
-        store = str(Path(sys.argv[1]) / f"store{world_size}")
-        ranks = [context.Process(target=one_rank, args=(rank, world_size, store)) for rank in range(world_size)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join(45.0)
-            if rank.is_alive():
-                rank.kill()
-        if any(rank.exitcode for rank in ranks):
-            return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
