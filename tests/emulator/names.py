@@ -105,6 +105,8 @@ class Names:
         return lambda registers: registers[at].astype(np.uint64) + offset & np.uint64(0xFFFFFFFF)
 
     def _constant(self, text: str, dtype: type[np.generic]) -> np.generic | None:
+        if text.startswith("%"):
+            return None
         if text in self._constants:
             return UNSIGNED[np.dtype(dtype).itemsize](self._constants[text]).view(dtype)
         size = 1 if dtype == np.bool_ else np.dtype(dtype).itemsize

@@ -14,7 +14,7 @@ from tests.emulator.accesses import Step
 from tests.emulator.names import Names, vector
 from tests.emulator.ptx import Instruction
 from tests.emulator.threads import AT_WARP, READY, WARP, Threads
-from tests.emulator.values import Array, bf16_to_f32, f16_to_f32, from_f32, halves
+from tests.emulator.values import Array, bf16_to_f32, f16_to_f32, from_f32
 
 Together = Callable[[Threads, Array], None]  # given the lanes of complete warps
 
@@ -138,8 +138,7 @@ def compile_matrix_multiply(names: Names, one: Instruction, at: int) -> Step:
 
     def eight_by_eight(t: Threads, source: Callable[[list[Array]], Array], active: Array) -> Array:
         """Two values of each lane: four lanes make a row of eight."""
-        both = np.stack([unpack(half) for half in halves(np.broadcast_to(source(t.registers), active.shape))], axis=-1)
-        return both.reshape(-1, 8, 8)[active.reshape(-1, WARP)[:, 0]].astype(np.float64)
+        return unpack(source(t.registers)[active].view(np.uint16)).reshape(-1, 8, 8).astype(np.float64)
 
     def together(t: Threads, active: Array) -> None:
         a = [eight_by_eight(t, source, active) for source in a_sources]
