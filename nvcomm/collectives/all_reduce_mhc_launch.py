@@ -23,8 +23,9 @@ from nvcomm.options import Options
 # one GPC, whose last places may be too few for one. Measured: 0.90 at two CTAs a multiprocessor, clusters of 5 (H200).
 _CLUSTERS_FIT = 0.85
 
-# World size -> bytes of x from which two-shot is the faster one (docs/results/all_reduce.md).
-MHC_SWITCH_BYTES = {1: 1 << 31, 2: 1 << 31, 3: 1 << 20, 4: 1 << 19, 5: 1 << 19, 6: 1 << 18, 7: 1 << 18, 8: 1 << 18}
+# World size -> bytes of x from which two-shot is the faster one: from one row on where ranks are more than two
+# (docs/results/all_reduce.md).
+MHC_SWITCH_BYTES = {1: 1 << 31, 2: 1 << 31, 3: 0, 4: 0, 5: 0, 6: 0, 7: 0, 8: 0}
 
 
 class MhcLauncher:
