@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from decode.kv_cache import HEAD_DIM, PLAIN_FP8, RecordView
 from decode.reference import sparse_mla as reference
-from decode.sparse_mla_layout import COLUMNS, HEADS, MAX_CHUNKS, SparseMlaConfig
+from decode.sparse_mla_layout import COLUMNS, HEADS, MAX_CHUNKS, WIDE_CHUNKS, WIDE_COLUMNS, SparseMlaConfig
 from nvcomm.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ DEFAULT_SM_SCALE = HEAD_DIM**-0.5
 LOG2_E = 1.4426950408889634
 MAX_TOKENS = 65535
 OLDEST_ARCH = 90
+# SMs to a cluster below which wide CTAs are faster.
+CROWDED = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,17 +214,42 @@ def _launch(
     lse: torch.Tensor,
 ) -> None:
     tokens, heads, _ = q.shape
-    fp8_query = q.dtype == torch.float8_e4m3fn
-    chunks = window.chunks + (topk.chunks if topk else 0)
-    kernel = compiled(SparseMlaConfig(window.records.layout, chunks, fp8_query, heads == 8, sink is not None))
+    cfg, window_columns = configure(q, window, topk, sink, _num_sms(q.device.index))
+    kernel = compiled(cfg)
     window_addresses, window_ints = _set_arguments(window)
     topk_addresses, topk_ints = _set_arguments(topk) if topk else (window_addresses, window_ints)
     kernel(
         q.data_ptr(), q.stride(0) * q.element_size(), out.data_ptr(), lse.data_ptr(),
         sink.data_ptr() if sink is not None else 0,
-        window_addresses, window_ints, topk_addresses, topk_ints, window.chunks, heads, tokens,
+        window_addresses, window_ints, topk_addresses, topk_ints, window_columns, heads, tokens,
         score_scale * LOG2_E, out_scale, torch.cuda.current_stream(q.device).cuda_stream,
     )  # fmt: skip
+
+
+def configure(
+    q: torch.Tensor, window: ColumnSet, topk: ColumnSet | None, sink: torch.Tensor | None, num_sms: int
+) -> tuple[SparseMlaConfig, int]:
+    """The kernel for these arguments, and the position at which the second set begins.
+
+    4 CTAs of 160 columns take longer than 5 of 128, and more such clusters have SMs of their own: on an H200, where two
+    calls in a row overlap, they win from 15 tokens on (docs/results/sparse_mla.md).
+    """
+    chunks = window.chunks + (topk.chunks if topk else 0)
+    widths = [one.indices.shape[1] for one in (window, topk) if one]
+    cfg = SparseMlaConfig(
+        window.records.layout, chunks, q.dtype == torch.float8_e4m3fn, q.shape[1] == 8, sink is not None
+    )
+    clusters = q.shape[0] * -(-q.shape[1] // HEADS)
+    fits = chunks == MAX_CHUNKS and sum(widths) <= WIDE_CHUNKS * WIDE_COLUMNS and not cfg.scaled
+    if fits and clusters > num_sms // CROWDED:
+        wide = replace(cfg, chunks=WIDE_CHUNKS, columns=WIDE_COLUMNS)
+        return wide, widths[0] if topk else WIDE_CHUNKS * WIDE_COLUMNS
+    return cfg, window.chunks * COLUMNS
+
+
+@functools.cache
+def _num_sms(device_index: int) -> int:
+    return torch.cuda.get_device_properties(device_index).multi_processor_count
 
 
 def _set_arguments(columns: ColumnSet) -> tuple[list[int], list[int]]:

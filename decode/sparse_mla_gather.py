@@ -13,7 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32
 
-from decode.sparse_mla_layout import COLUMNS, GRANULE, SparseMlaConfig
+from decode.sparse_mla_layout import GRANULE, SparseMlaConfig
 from nvcomm.ptx import mma
 
 
@@ -42,49 +42,50 @@ class Columns:
     num_slots: Int32
 
 
-def load_slot(columns: Columns, column: Int32) -> Int32:
+@cute.jit
+def select_columns(
+    window: list,
+    window_ints: list,
+    topk: list,
+    topk_ints: list,
+    window_columns: Int32,
+    position: Int32,
+    token: Int32,
+) -> tuple:
+    """The column set of a position in the two lists put one after the other, and its place in that set's list.
+
+    The second set begins at `window_columns`. CTAs of 128 columns: a multiple of 128, so each has one set.
+    """
+    from_window = position < window_columns
+    addresses = [cutlass.select_(from_window, a, b) for a, b in zip(window, topk, strict=True)]
+    ints = [cutlass.select_(from_window, a, b) for a, b in zip(window_ints, topk_ints, strict=True)]
+    indices, indices_stride, length, pool, page_stride = addresses
+    width, first, shift, num_slots = ints
+    length = cutlass.select_(length == 0, length, length + Int64(token) * 4)
+    columns = Columns(
+        indices + Int64(token) * indices_stride, length, width, first, pool, page_stride, shift, num_slots
+    )
+    return columns, position - cutlass.select_(from_window, Int32(0), window_columns)
+
+
+def load_slot(columns: Columns, column: Int32, wanted: Boolean | bool = True) -> Int32:
     """The slot that `column` of the list names, or -1 if it is masked, past the width or the length, or no slot."""
+    inside = (column < columns.width) & wanted
     slot = cute.arch.inline_ptx(
         "ld.global.b32 {$w0}, [{$r0}];",
         write_only_types=[Int32],
         read_only_args=[columns.indices + Int64(column) * 4],
-        predicate=column < columns.width,
+        predicate=inside,
     )
-    bounded = columns.length != 0
     length = cute.arch.inline_ptx(
-        "ld.global.b32 {$w0}, [{$r0}];", write_only_types=[Int32], read_only_args=[columns.length], predicate=bounded
+        "ld.global.b32 {$w0}, [{$r0}];",
+        write_only_types=[Int32],
+        read_only_args=[columns.length],
+        predicate=columns.length != 0,
     )
-    inside = column < columns.width
     inside = inside & ((column + columns.first < length) | (columns.length == 0))
     active = inside & (Uint32(slot) < Uint32(columns.num_slots))
     return cutlass.select_(active, slot, Int32(-1))
-
-
-def gather_rows(
-    cfg: SparseMlaConfig, address: Int64, active: Uint32, rows: Int32, half: Int32, first: Int32, lane: Int32
-) -> None:
-    """Starts the copies of half of rows `first` .. `first` + 15 of a group of 32.
-
-    Args:
-        cfg: compile-time facts.
-        address: lane i holds that of the record of row i of the group.
-        active: bit i: row i is copied; the others are zeroed.
-        rows: address of the group's rows in shared memory.
-        half: of the dims. Of 576 bytes the halves are 256 each; `gather_tail` copies the rest.
-        first: 0 or 16.
-        lane: of the warp.
-    """
-    lanes_per_row = cfg.layout.data_bytes // 512 * 16
-    rows_per_copy = 32 // lanes_per_row
-    granule = half * lanes_per_row + lane % lanes_per_row
-    row = first + lane // lanes_per_row
-    here = active >> Uint32(row)
-    for i in range(16 // rows_per_copy):
-        step = i * rows_per_copy
-        source = cute.arch.shuffle_sync(address, row + step) + Int64(granule) * GRANULE
-        target = rows + (row + step) * cfg.row_bytes + cfg.swizzle(granule, row + step) * GRANULE
-        num_bytes = Int32((here >> Uint32(step)) & Uint32(1)) * 16
-        mma.cp_async_16_zfill(target, source, num_bytes)
 
 
 def record_address(cfg: SparseMlaConfig, columns: Columns, slot: Int32) -> Int64:
@@ -94,9 +95,37 @@ def record_address(cfg: SparseMlaConfig, columns: Columns, slot: Int32) -> Int64
     return columns.base + Int64(page) * columns.page_stride + Int64(offset) * cfg.layout.data_bytes
 
 
-def copy_bytes(slot: Int32, num_bytes: int) -> Int32:
-    """What to copy of a slot: nothing for -1."""
-    return cutlass.select_(slot >= 0, Int32(num_bytes), Int32(0))
+def gather_rows(
+    cfg: SparseMlaConfig,
+    address: Int64,
+    active: Uint32,
+    rows: Int32,
+    half: Int32,
+    first: Int32 | int,
+    count: int,
+    lane: Int32,
+) -> None:
+    """Starts the copies of half of `count` rows.
+
+    Args:
+        cfg: compile-time facts.
+        address: lane i holds that of the record of row i.
+        active: bit i: row i is copied; the others are zeroed.
+        rows: address of row 0 in shared memory.
+        half: of the dims. Of 576 bytes the halves are 256 each; `gather_tail` copies the rest.
+        first: row to begin with.
+        count: a multiple of 2.
+        lane: of the warp.
+    """
+    lanes_per_row = cfg.layout.data_bytes // 512 * 16
+    rows_per_copy = 32 // lanes_per_row
+    granule = half * lanes_per_row + lane % lanes_per_row
+    row = first + lane // lanes_per_row
+    here = active >> Uint32(row)
+    for step in range(0, count, rows_per_copy):
+        source = cute.arch.shuffle_sync(address, row + step) + Int64(granule) * GRANULE
+        target = rows + (row + step) * cfg.row_bytes + cfg.swizzle(granule, row + step) * GRANULE
+        mma.cp_async_16_zfill(target, source, Int32((here >> Uint32(step)) & Uint32(1)) * 16)
 
 
 def gather_scales(
@@ -107,8 +136,8 @@ def gather_scales(
     offset = cutlass.max(slot, Int32(0)) & ((Int32(1) << columns.shift) - 1)
     block = Int32(1) << columns.shift
     source = columns.base + Int64(page) * columns.page_stride + Int64(block * cfg.layout.data_bytes + offset * 8)
-    target = shared + cfg.scales_at + (half * COLUMNS + group * 32 + lane) * 8
-    mma.cp_async_8_zfill(target, source, copy_bytes(slot, 8))
+    target = shared + cfg.scales_at + (half * cfg.columns + group * 32 + lane) * 8
+    mma.cp_async_8_zfill(target, source, cutlass.select_(slot >= 0, Int32(8), Int32(0)))
 
 
 def gather_tail(cfg: SparseMlaConfig, address: Int64, active: Uint32, rows: Int32, lane: Int32) -> None:
@@ -124,3 +153,17 @@ def gather_tail(cfg: SparseMlaConfig, address: Int64, active: Uint32, rows: Int3
 def is_active(slots: Int32) -> Uint32:
     """Bit i: lane i's column takes part."""
     return Uint32(cute.arch.vote_ballot_sync(Boolean(slots >= 0)))
+
+
+def kept_columns(cfg: SparseMlaConfig, low: Uint32, high: Uint32, half: Int32) -> Uint32:
+    """Which of the columns that this warp finishes take part: 8 bits a tile, in the order of `kept_tile`.
+
+    Args:
+        cfg: compile-time facts.
+        low: of the group's first 32 columns.
+        high: of the other 8, if there are any.
+        half: of the dims.
+    """
+    keep = 8 * cfg.kept_tiles
+    rest = (low >> Uint32(keep)) | (high << Uint32(32 - keep))
+    return cutlass.select_(half == 0, low & Uint32((1 << keep) - 1), rest)

@@ -23,7 +23,6 @@ from decode import sparse_mla_merge as merge
 from decode import sparse_mla_query as queries
 from decode import sparse_mla_scores as scores
 from decode import sparse_mla_values as values
-from decode.sparse_mla_gather import Columns
 from decode.sparse_mla_layout import COLUMNS, HEADS, THREADS, SparseMlaConfig
 from nvcomm.ptx import mma, shared
 
@@ -46,7 +45,7 @@ class SparseMlaKernel:
         window_ints: list[Int32],
         topk: list[Int64],
         topk_ints: list[Int32],
-        window_chunks: Int32,
+        window_columns: Int32,
         heads: Int32,
         tokens: Int32,
         score_scale: Float32,
@@ -56,7 +55,7 @@ class SparseMlaKernel:
         """Launches. See `decode.sparse_mla` for the arguments; a column set is two lists, see `set_arguments`."""
         cfg = self.cfg
         self.kernel(
-            query, query_stride, out, lse, sink, window, window_ints, topk, topk_ints, window_chunks, heads,
+            query, query_stride, out, lse, sink, window, window_ints, topk, topk_ints, window_columns, heads,
             score_scale, out_scale,
         ).launch(
             grid=(cfg.chunks, (heads + HEADS - 1) // HEADS, tokens),
@@ -81,12 +80,12 @@ class SparseMlaKernel:
         window_ints: list[Int32],
         topk: list[Int64],
         topk_ints: list[Int32],
-        window_chunks: Int32,
+        window_columns: Int32,
         heads: Int32,
         score_scale: Float32,
         out_scale: Float32,
     ) -> None:
-        """Everything, for 16 heads of a token and 128 of its columns."""
+        """Everything, for 16 heads of a token and as many of its columns as a CTA takes."""
         cfg = const_expr(self.cfg)
         thread, _, _ = cute.arch.thread_idx()
         rank, head_group, token = cute.arch.block_idx()
@@ -94,30 +93,45 @@ class SparseMlaKernel:
         warp = cute.arch.make_warp_uniform(thread // 32)
         group, half = warp // 2, warp % 2
         base = Int32(cute.arch.get_dyn_smem(Uint8, alignment=128).toint())
-        columns, chunk = select_columns(window, window_ints, topk, topk_ints, window_chunks, rank, token)
+        # Of 128 columns all come from one set; of 160 each lane looks for itself.
+        position = rank * cfg.columns
+        if const_expr(cfg.columns > COLUMNS):
+            position = position + group * cfg.group_columns + lane
+        columns, column = gather.select_columns(window, window_ints, topk, topk_ints, window_columns, position, token)
         first_head = Int64(token) * query_stride + Int64(head_group) * (HEADS * 512 * (1 if cfg.fp8_query else 2))
-        rows = base + group * (32 * cfg.row_bytes)
+        rows = base + group * (cfg.group_columns * cfg.row_bytes)
         if const_expr(cfg.chunks > 1):
             merge.open_inbox(cfg, base, rank, thread)
-            if const_expr(not cfg.scaled):
+            if const_expr(not cfg.tight):
                 cute.arch.cluster_arrive_relaxed()
         if const_expr(cfg.pdl):
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
 
-        slot = gather.load_slot(columns, chunk * COLUMNS + group * 32 + lane)
+        if const_expr(cfg.columns == COLUMNS):
+            column = column + group * 32 + lane
+        slot = gather.load_slot(columns, column)
+        if const_expr(cfg.columns > COLUMNS):
+            more_columns, column = gather.select_columns(
+                window, window_ints, topk, topk_ints, window_columns, position + 32, token
+            )
+            more_slots = gather.load_slot(more_columns, column, lane < cfg.group_columns - 32)
         pieces = queries.load_query(cfg, query + first_head, thread)
         if const_expr(cfg.sink):
             sink_value = queries.load_sink(cfg, sink + Int64(head_group) * (HEADS * 4), thread)
         address = gather.record_address(cfg, columns, slot)
-        active = gather.is_active(slot)
+        low, high = gather.is_active(slot), Uint32(0)
         if const_expr(cfg.scaled):
             gather.gather_scales(cfg, columns, slot, base, group, half, lane)
             if half == 1:
-                gather.gather_tail(cfg, address, active, rows, lane)
+                gather.gather_tail(cfg, address, low, rows, lane)
         # A loop that stays one: the assembler moves nothing that waits for the query in front of the copies.
         for first in cutlass.range(0, 32, 16, unroll=1):
-            gather.gather_rows(cfg, address, active, rows, half, first, lane)
+            gather.gather_rows(cfg, address, low, rows, half, first, 16, lane)
+        if const_expr(cfg.columns > COLUMNS):
+            high = gather.is_active(more_slots)
+            address = gather.record_address(cfg, more_columns, more_slots)
+            gather.gather_rows(cfg, address, high, rows + 32 * cfg.row_bytes, half, 0, 8, lane)
         mma.cp_async_commit_group()
 
         queries.store_query(cfg, pieces, base, thread)
@@ -128,15 +142,15 @@ class SparseMlaKernel:
         row_scale = (score_scale * undo[0], score_scale * undo[1])
         fragments = [] if cfg.scaled else queries.query_fragments(cfg, base, half, lane)
 
-        sums = cute.make_rmem_tensor(16, Float32)
+        sums = cute.make_rmem_tensor(cfg.tiles * 4, Float32)
         mma.cp_async_wait_group(0)
         cute.arch.sync_warp()
         scores.compute_scores(cfg, base, fragments, row_scale, score_scale, group, half, lane, sums)
-        if const_expr(cfg.chunks > 1 and cfg.scaled):
+        if const_expr(cfg.chunks > 1 and cfg.tight):
             # Only now: the query lay where the inbox is, and every value of it has been used.
             cute.arch.cluster_arrive_relaxed()
         mine = exchange(cfg, base, sums, group, warp, lane)
-        merge.put_maxima(cfg, base, mine, active >> Uint32(16 * half), warp, lane)
+        merge.put_maxima(cfg, base, mine, gather.kept_columns(cfg, low, high, half), warp, lane)
         early = values.early_values(cfg, base, warp, lane)
         merge.put_weights(cfg, base, mine, warp, lane)
         if const_expr(cfg.chunks > 1):
@@ -155,40 +169,25 @@ class SparseMlaKernel:
 
 
 @cute.jit
-def select_columns(
-    window: list, window_ints: list, topk: list, topk_ints: list, window_chunks: Int32, rank: Int32, token: Int32
-) -> tuple:
-    """The column set that CTA `rank` reads, and the number of its chunk in that set."""
-    from_window = rank < window_chunks
-    addresses = [cutlass.select_(from_window, a, b) for a, b in zip(window, topk, strict=True)]
-    ints = [cutlass.select_(from_window, a, b) for a, b in zip(window_ints, topk_ints, strict=True)]
-    indices, indices_stride, length, pool, page_stride = addresses
-    width, first, shift, num_slots = ints
-    length = cutlass.select_(length == 0, length, length + Int64(token) * 4)
-    columns = Columns(
-        indices + Int64(token) * indices_stride, length, width, first, pool, page_stride, shift, num_slots
-    )
-    return columns, rank - cutlass.select_(from_window, Int32(0), window_chunks)
-
-
-@cute.jit
 def exchange(
     cfg: cutlass.Constexpr, base: Int32, sums: cute.Tensor, group: Int32, warp: Int32, lane: Int32
 ) -> cute.Tensor:
-    """The two warps of a group add up their halves of the dims: each gets the whole scores of 16 columns.
+    """The two warps of a group add up their halves of the dims: each gets whole scores for the tiles that it finishes.
 
-    Returns 8 registers: two tiles of 8 columns.
+    Returns 4 registers a tile, in the order of `merge.kept_tile`.
     """
-    at = base + cfg.scratch_at + warp * 1024 + lane * 16
-    for tile in range_constexpr(2):
+    at = base + cfg.scratch_at + warp * (cfg.kept_tiles * 512) + lane * 16
+    for tile in range_constexpr(cfg.kept_tiles):
         shared.st_shared_v4_f32(at + tile * 512, [sums[tile * 4 + i] for i in range(4)])
     cute.arch.barrier(barrier_id=group + 1, number_of_threads=64)
-    at = base + cfg.scratch_at + (warp ^ 1) * 1024 + lane * 16
-    mine = cute.make_rmem_tensor(8, Float32)
-    for tile in range_constexpr(2):
+    at = base + cfg.scratch_at + (warp ^ 1) * (cfg.kept_tiles * 512) + lane * 16
+    mine = cute.make_rmem_tensor(cfg.kept_tiles * 4, Float32)
+    for tile in range_constexpr(cfg.kept_tiles):
         other = shared.ld_shared_v4_f32(at + tile * 512)
+        # The tile in the middle of 5 is the same one for both warps.
+        kept = cfg.kept_tiles + tile if tile < cfg.tiles // 2 else tile
         for i in range_constexpr(4):
-            mine[tile * 4 + i] = sums[8 + tile * 4 + i] + other[i]
+            mine[tile * 4 + i] = sums[kept * 4 + i] + other[i]
     return mine
 
 

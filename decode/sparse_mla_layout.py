@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse MLA kernel: what is fixed at compile time, and where things lie in shared memory.
 
-A CTA has 8 warps. Warp w = 2 * group + half takes columns 32 * group .. + 31 and half of the 512 dims for the scores,
-then dims 64 * w .. + 63 of all 128 columns for the values.
+A CTA has 8 warps. Warp w = 2 * group + half takes a quarter of the columns, group `group`, and half of the 512 dims for
+the scores, then dims 64 * w .. + 63 of all columns for the values.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from decode.kv_cache import SCALED_FP8, RecordLayout
 
 COLUMNS = 128  # of a CTA
+WIDE_COLUMNS = 160  # of a CTA where four of them take the place of five
+WIDE_CHUNKS = 4
 MAX_CHUNKS = 5
 WARPS = 8
 THREADS = 32 * WARPS
 GRANULE = 16  # bytes of an asynchronous copy, and of a row of an 8x8 matrix of 16-bit values
 HEADS = 16  # rows of a matrix instruction
 UNIT_BYTES = 512  # a piece of partial output: 16 bytes a lane
-EXCHANGE_BYTES = WARPS * 1024
-WEIGHTS_BYTES = COLUMNS * HEADS * 2
 QUERY_ROW_BYTES = 1024 + GRANULE  # so that ldmatrix finds 8 rows in 8 different 16-byte columns
 # What a CTA may have for two of them to share an SM of 228 KiB; 1 KiB of each goes to the driver.
 SHARED_BYTES_OF_TWO = 113 * 1024
@@ -37,6 +37,7 @@ class SparseMlaConfig:
         few_heads: 8 heads in all, so half of each matrix instruction's rows are empty.
         sink: whether there is a sink.
         pdl: launched for programmatic dependent launch.
+        columns: of a CTA, 128, or 160, with which a cluster of 4 does for 640 (not for scaled records).
     """
 
     layout: RecordLayout
@@ -45,6 +46,7 @@ class SparseMlaConfig:
     few_heads: bool = False
     sink: bool = False
     pdl: bool = True
+    columns: int = COLUMNS
 
     @property
     def row_granules(self) -> int:
@@ -57,14 +59,44 @@ class SparseMlaConfig:
         return self.layout == SCALED_FP8
 
     @property
+    def group_columns(self) -> int:
+        """Columns of the two warps that share them."""
+        return self.columns // 4
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of 8 columns in a group."""
+        return self.group_columns // 8
+
+    @property
+    def kept_tiles(self) -> int:
+        """Tiles of a group that one of its two warps finishes; of 5 the other one finishes 2."""
+        return -(-self.tiles // 2)
+
+    @property
+    def tight(self) -> bool:
+        """Whether the query has to lie where the inbox will be, for the CTAs to fit on an SM."""
+        return self.scaled or self.columns > COLUMNS
+
+    @property
+    def weights_bytes(self) -> int:
+        """Probabilities, 16 bits each."""
+        return self.columns * HEADS * 2
+
+    @property
     def row_bytes(self) -> int:
         """From row to row of K: padded so that 8 rows lie in 8 different 16-byte columns, or swizzled (`swizzle`)."""
         return self.layout.data_bytes + (0 if self.scaled else GRANULE)
 
     @property
     def f16_parts(self) -> bool:
-        """Partial outputs travel as F16: 128 products of a probability and an E4M3 value stay below 57,345."""
+        """Partial outputs travel as F16."""
         return not self.scaled and self.layout.fp8_dims > 0
+
+    @property
+    def part_scale(self) -> float:
+        """Scale of parts that travel: 128 products of a probability and an E4M3 value fit F16, 160 may not."""
+        return 0.5 if self.f16_parts and self.columns > COLUMNS else 1.0
 
     @property
     def head_halves(self) -> int:
@@ -95,7 +127,7 @@ class SparseMlaConfig:
     def offsets(self) -> dict[str, int]:
         """Where each area begins, in bytes, and under "end" how many there are.
 
-        rows: 128 rows of K, see `row_bytes`. scales: for scaled records 2 x 128 x 8 bytes, a
+        rows: the rows of K, see `row_bytes`. scales: for scaled records 2 x columns x 8 bytes, a
         copy for each half of the dims, so that a warp waits for its own copies only. scratch: partial scores between
         the warps of a pair; later the probabilities in fragment order, and behind them this CTA's own partial outputs.
         maxima and sums: 16 heads x 8 warps. undo: what undoes the scaling of each head's query. sinks: of 16 heads.
@@ -106,17 +138,17 @@ class SparseMlaConfig:
         inbox = (self.chunks - 1) * self.unit_slots * UNIT_BYTES
         query = HEADS * QUERY_ROW_BYTES
         sizes = {
-            "rows": COLUMNS * self.row_bytes,
-            "scales": 2 * COLUMNS * self.layout.scale_bytes,
-            "scratch": max(EXCHANGE_BYTES, WEIGHTS_BYTES + own),
+            "rows": self.columns * self.row_bytes,
+            "scales": 2 * self.columns * self.layout.scale_bytes,
+            "scratch": max(WARPS * self.kept_tiles * 512, self.weights_bytes + own),
             "maxima": HEADS * WARPS * 4,
             "sums": HEADS * WARPS * 4,
             "undo": HEADS * 4,
             "sinks": HEADS * 4,
             "stats": MAX_CHUNKS * HEADS * 8,
             "mbarriers": 16,
-            "inbox": max(inbox, query) if self.scaled else inbox,
-            "query": 0 if self.scaled else query,
+            "inbox": max(inbox, query) if self.tight else inbox,
+            "query": 0 if self.tight else query,
         }
         offsets, end = {}, 0
         for name, size in sizes.items():
@@ -126,7 +158,7 @@ class SparseMlaConfig:
 
     scales_at = property(lambda self: self.offsets["scales"])
     scratch_at = property(lambda self: self.offsets["scratch"])
-    own_at = property(lambda self: self.offsets["scratch"] + WEIGHTS_BYTES)
+    own_at = property(lambda self: self.offsets["scratch"] + self.weights_bytes)
     maxima_at = property(lambda self: self.offsets["maxima"])
     sums_at = property(lambda self: self.offsets["sums"])
     undo_at = property(lambda self: self.offsets["undo"])
@@ -134,7 +166,7 @@ class SparseMlaConfig:
     stats_at = property(lambda self: self.offsets["stats"])
     mbarriers_at = property(lambda self: self.offsets["mbarriers"])
     inbox_at = property(lambda self: self.offsets["inbox"])
-    query_at = property(lambda self: self.offsets["inbox" if self.scaled else "query"])
+    query_at = property(lambda self: self.offsets["inbox" if self.tight else "query"])
     shared_bytes = property(lambda self: self.offsets["end"])
 
     @property

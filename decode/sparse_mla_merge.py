@@ -20,8 +20,6 @@ from decode.sparse_mla_values import tile_values
 from nvcomm.ptx import cluster, memory, mma, shared
 
 LN2 = 0.6931471805599453
-# Which of a lane's 8 scores are head lane / 4's, and which head lane / 4 + 8's.
-OF_HEAD = ((0, 1, 4, 5), (2, 3, 6, 7))
 
 
 def put_maxima(cfg: SparseMlaConfig, base: Int32, sums: cute.Tensor, active: Uint32, warp: Int32, lane: Int32) -> None:
@@ -30,19 +28,24 @@ def put_maxima(cfg: SparseMlaConfig, base: Int32, sums: cute.Tensor, active: Uin
     Args:
         cfg: compile-time facts.
         base: address of this CTA's shared memory.
-        sums: scores in units of log2, two tiles of 8 columns.
-        active: bit i: column i of the 16 takes part.
+        sums: scores in units of log2, tile by tile.
+        active: 8 bits a tile: which columns take part.
         warp: of the CTA.
         lane: of the warp.
     """
-    for i in range(8):
+    for i in range(cfg.kept_tiles * 4):
         bit = (active >> Uint32(i // 4 * 8 + i % 2 + (lane % 4) * 2)) & Uint32(1)
         sums[i] = cutlass.select_(bit != Uint32(0), sums[i], Float32(-float("inf")))
     for h in range(2):
-        best = quad_reduce([sums[i] for i in OF_HEAD[h]], largest=True)
+        best = quad_reduce([sums[i] for i in of_head(cfg, h)], largest=True)
         at = base + cfg.maxima_at + ((lane // 4 + 8 * h) * WARPS + warp) * 4
         shared.st_shared_f32(at, best, lane % 4 == 0)
     cute.arch.sync_threads()
+
+
+def of_head(cfg: SparseMlaConfig, h: int) -> list[int]:
+    """Which of a lane's scores belong to head lane / 4 + 8 h."""
+    return [tile * 4 + 2 * h + i for tile in range(cfg.kept_tiles) for i in range(2)]
 
 
 def put_weights(cfg: SparseMlaConfig, base: Int32, sums: cute.Tensor, warp: Int32, lane: Int32) -> None:
@@ -52,17 +55,30 @@ def put_weights(cfg: SparseMlaConfig, base: Int32, sums: cute.Tensor, warp: Int3
     """
     for h in range(2):
         shift = finite(over_warps(base + cfg.maxima_at, lane // 4 + 8 * h, largest=True))
-        for i in OF_HEAD[h]:
+        for i in of_head(cfg, h):
             sums[i] = mma.ex2(sums[i] - shift)
     # F16 holds a probability to 11 bits; the other records need BF16's range for their values.
     pack = mma.cvt_rn_f16x2 if cfg.f16_parts else mma.cvt_rn_bf16x2
-    fragment = [pack(sums[2 * i], sums[2 * i + 1]) for i in range(4)]
-    cluster.st_shared_v4(base + cfg.scratch_at + (warp * 32 + lane) * 16, fragment)
+    for index in range(cfg.kept_tiles):
+        tile, there = kept_tile(cfg, warp, index)
+        words = [pack(sums[4 * index + 2 * i], sums[4 * index + 2 * i + 1]) for i in range(2)]
+        # A k-step is two tiles: registers a0, a1 and a2, a3 of its A fragment.
+        at = base + cfg.scratch_at + tile // 2 * 512 + lane * 16 + tile % 2 * 8
+        shared.st_shared_v2(at, words, there)
     for h in range(2):
-        total = quad_reduce([sums[i] for i in OF_HEAD[h]], largest=False)
+        total = quad_reduce([sums[i] for i in of_head(cfg, h)], largest=False)
         at = base + cfg.sums_at + ((lane // 4 + 8 * h) * WARPS + warp) * 4
         shared.st_shared_f32(at, total, lane % 4 == 0)
     cute.arch.sync_threads()
+
+
+def kept_tile(cfg: SparseMlaConfig, warp: Int32, index: int) -> tuple[Int32, Boolean | None]:
+    """The CTA's number of a tile that this warp finishes, and whether it does: of 5 tiles half 1 has only two."""
+    group, half = warp // 2, warp % 2
+    own = cfg.tiles // 2
+    if index < own:
+        return group * cfg.tiles + (cfg.tiles - own) * half + index, None
+    return group * cfg.tiles + index, half == 0
 
 
 def quad_reduce(values: list[Float32], largest: bool) -> Float32:
@@ -82,8 +98,9 @@ def over_warps(table: Int32, head: Int32, largest: bool) -> Float32:
 def reduce_pairs(values: list[Float32], largest: bool) -> Float32:
     """Maximum or sum, as a tree."""
     while len(values) > 1:
-        pairs = zip(values[::2], values[1::2], strict=True)
-        values = [cute.arch.fmax(a, b) if largest else a + b for a, b in pairs]
+        pairs = zip(values[::2], values[1::2], strict=False)
+        rest = values[len(values) // 2 * 2 :]
+        values = [cute.arch.fmax(a, b) if largest else a + b for a, b in pairs] + rest
     return values[0]
 
 
@@ -124,6 +141,8 @@ def unit_words(cfg: SparseMlaConfig, units: cute.Tensor, i: int) -> list[Uint32]
     c, h = i // cfg.head_halves, i % cfg.head_halves
     if cfg.f16_parts:
         values = tile_values(units, 2 * c, h) + tile_values(units, 2 * c + 1, h)
+        if cfg.part_scale != 1.0:
+            values = [value * Float32(cfg.part_scale) for value in values]
         return [mma.cvt_rn_f16x2(values[2 * j], values[2 * j + 1]) for j in range(4)]
     return [mma.f32_bits(value) for value in tile_values(units, c, h)]
 
@@ -202,7 +221,7 @@ def finish(
         head = lane // 4 + 8 * (unit % cfg.head_halves)
         factors, head_lse = head_weights(cfg, base, head)
         store_lse(lse, head, head_lse, (unit < cfg.head_halves) & (lane % 4 == 0))
-        weights.append([factor * out_scale for factor in factors])
+        weights.append([factor * (out_scale * Float32(1.0 / cfg.part_scale)) for factor in factors])
     cluster.mbarrier_wait_parity(base + cfg.mbarriers_at, 0)
     for turn in range_constexpr(turns):
         slot = turn * WARPS + warp

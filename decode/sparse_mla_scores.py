@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse MLA kernel: scores of a warp's 32 columns over half of the dims, one function per kind of record.
+"""Sparse MLA kernel: scores of a warp's columns over half of the dims, one function per kind of record.
 
-Each fills four tiles of 8 columns, 4 floats a lane in C order: heads on the rows, columns on the columns. The first
-two tiles are the columns that the other half's warp finishes, the last two those that this warp finishes.
+Each fills tiles of 8 columns, 4 floats a lane in C order: heads on the rows, columns on the columns. The first tiles
+are those that the other half's warp finishes, the last those that this warp finishes (`tile_row`).
 The B fragments come from K with ldmatrix: an E4M3 row hands a lane 4 consecutive dims, which after conversion are
 both registers of a k-step, so the k index of a step is a permutation of its dims; the query is stored in the same one.
 """
@@ -14,18 +14,25 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32, range_constexpr
 
 from decode.kv_cache import BF16
-from decode.sparse_mla_layout import COLUMNS, GRANULE, SparseMlaConfig
+from decode.sparse_mla_layout import GRANULE, SparseMlaConfig
 from decode.sparse_mla_query import fragment_address
 from nvcomm.ptx import cluster, mma
 
-TILES = 4
 QUADS = 4  # of k-steps in half of the dims: an ldmatrix of E4M3 rows serves 4 k-steps, one of BF16 rows 2
 
 
-def tile_row(half: Int32, tile: int) -> Int32:
-    """First row of a tile in its group of 32: the other half's 16 columns come first."""
-    first = 16 * (1 - half) if tile < 2 else 16 * half
-    return first + tile % 2 * 8
+def tile_row(cfg: SparseMlaConfig, half: Int32, index: int) -> Int32:
+    """First row of a tile in its group. Those that the other warp finishes come first, this warp's last.
+
+    Half 0 finishes the first tiles. Of 5 it finishes the one in the middle too, which is number 2 for both warps.
+    """
+    own = cfg.tiles // 2
+    upper = cfg.tiles - own
+    if index < own:
+        return ((1 - half) * upper + index) * 8
+    if index >= upper:
+        return (half * upper + index - upper) * 8
+    return Int32(index * 8)
 
 
 @cute.jit
@@ -40,7 +47,7 @@ def compute_scores(
     lane: Int32,
     out: cute.Tensor,
 ) -> None:
-    """Scores in units of log2 into 16 registers, tile by tile.
+    """Scores in units of log2 into 4 registers a tile.
 
     Args:
         cfg: compile-time facts.
@@ -53,23 +60,23 @@ def compute_scores(
         lane: of the warp.
         out: registers.
     """
-    rows = base + group * (32 * cfg.row_bytes)
+    rows = base + group * (cfg.group_columns * cfg.row_bytes)
     out.fill(0.0)
     if cutlass.const_expr(cfg.scaled):
         at = fragment_address(cfg, base, half, lane)
-        scales = base + cfg.scales_at + (half * COLUMNS + group * 32) * 8
+        scales = base + cfg.scales_at + (half * cfg.columns + group * 32) * 8
         scores_scaled(cfg, at, rows, scales, row_scale, score_scale, half, lane, out)
     elif cutlass.const_expr(cfg.layout == BF16):
         add_bf16(cfg, query, rows, half * 32, half, lane, out)
-        scale_rows(row_scale, out)
+        scale_rows(cfg, row_scale, out)
     else:
         add_fp8(cfg, query, rows, half, lane, out)
-        scale_rows(row_scale, out)
+        scale_rows(cfg, row_scale, out)
 
 
-def scale_rows(row_scale: tuple[Float32, Float32], out: cute.Tensor) -> None:
+def scale_rows(cfg: SparseMlaConfig, row_scale: tuple[Float32, Float32], out: cute.Tensor) -> None:
     """Every score times the factor of its head."""
-    for i in range(TILES * 4):
+    for i in range(cfg.tiles * 4):
         out[i] = out[i] * row_scale[i % 4 // 2]
 
 
@@ -77,9 +84,11 @@ def add_fp8(cfg: SparseMlaConfig, query: list, rows: Int32, half: Int32, lane: I
     """Plain E4M3 records, F16 products."""
     for quad in range(QUADS):
         within = granules(cfg, half * 16 + quad * 4, lane)
-        words = [mma.ldmatrix_x4(rows + tile_row(half, tile) * cfg.row_bytes + within) for tile in range(TILES)]
+        words = [
+            mma.ldmatrix_x4(rows + tile_row(cfg, half, tile) * cfg.row_bytes + within) for tile in range(cfg.tiles)
+        ]
         for step in range(4):
-            for tile in range(TILES):
+            for tile in range(cfg.tiles):
                 fragment = mma.cvt_e4m3x4_f16x2(words[tile][step])
                 multiply(mma.mma_m16n8k16_f16, query[quad * 4 + step], fragment, sums, tile)
 
@@ -90,9 +99,11 @@ def add_bf16(
     """BF16 values from `granule` on, BF16 products; two k-steps for each ldmatrix."""
     for pair in range(len(query) // 2):
         within = granules(cfg, granule + pair * 4, lane)
-        words = [mma.ldmatrix_x4(rows + tile_row(half, tile) * cfg.row_bytes + within) for tile in range(TILES)]
+        words = [
+            mma.ldmatrix_x4(rows + tile_row(cfg, half, tile) * cfg.row_bytes + within) for tile in range(cfg.tiles)
+        ]
         for step in range(2):
-            for tile in range(TILES):
+            for tile in range(cfg.tiles):
                 fragment = words[tile][2 * step : 2 * step + 2]
                 multiply(mma.mma_m16n8k16_bf16, query[pair * 2 + step], fragment, sums, tile)
 
@@ -114,29 +125,29 @@ def scores_scaled(
     The products of a group are summed in F16 x F16 -> F32, and the sum takes the scale of its column.
     """
     column_scales = [
-        [cluster.ld_shared(scales + (tile_row(half, tile) + (lane % 4) * 2 + c) * 8 + half * 4) for c in range(2)]
-        for tile in range(TILES)
+        [cluster.ld_shared(scales + (tile_row(cfg, half, tile) + (lane % 4) * 2 + c) * 8 + half * 4) for c in range(2)]
+        for tile in range(cfg.tiles)
     ]
     for group in cutlass.range(4 - half, unroll=1):
         fragments = [mma.ldmatrix_x4(query + group * 128 + step * 32) for step in range(4)]
         within = granules(cfg, half * 16 + group * 4, lane)
-        sums = cute.make_rmem_tensor(TILES * 4, Float32)
+        sums = cute.make_rmem_tensor(cfg.tiles * 4, Float32)
         sums.fill(0.0)
-        for tile in range_constexpr(TILES):
-            words = mma.ldmatrix_x4(rows + tile_row(half, tile) * cfg.row_bytes + within)
+        for tile in range_constexpr(cfg.tiles):
+            words = mma.ldmatrix_x4(rows + tile_row(cfg, half, tile) * cfg.row_bytes + within)
             for step in range_constexpr(4):
                 multiply(mma.mma_m16n8k16_f16, fragments[step], mma.cvt_e4m3x4_f16x2(words[step]), sums, tile)
             factors = [ue8m0_f32(word >> Uint32(8 * group)) for word in column_scales[tile]]
             for i in range_constexpr(4):
                 out[tile * 4 + i] = out[tile * 4 + i] + sums[tile * 4 + i] * factors[i % 2]
-    for i in range_constexpr(TILES * 4):
+    for i in range_constexpr(cfg.tiles * 4):
         out[i] = out[i] * row_scale[i % 4 // 2]
     if half == 1:
-        rope = cute.make_rmem_tensor(TILES * 4, Float32)
+        rope = cute.make_rmem_tensor(cfg.tiles * 4, Float32)
         rope.fill(0.0)
         fragments = [mma.ldmatrix_x4(query + 3 * 128 + step * 32) for step in range(4)]
         add_bf16(cfg, fragments, rows, Int32(28), half, lane, rope)
-        for i in range_constexpr(TILES * 4):
+        for i in range_constexpr(cfg.tiles * 4):
             out[i] = out[i] + rope[i] * score_scale
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse MLA kernel: probabilities times values, 16 heads x 64 dims a warp over all 128 columns.
+"""Sparse MLA kernel: probabilities times values, 16 heads x 64 dims a warp over all columns.
 
 The contraction runs over columns, so B fragments pair two columns of one dim: a transposed ldmatrix. Its elements have
 16 bits, two E4M3 values: a byte permutation and two conversions make of each word a fragment for the even dims and one
@@ -15,10 +15,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32, const_expr
 
 from decode.kv_cache import BF16
-from decode.sparse_mla_layout import COLUMNS, GRANULE, SparseMlaConfig
+from decode.sparse_mla_layout import GRANULE, SparseMlaConfig
 from nvcomm.ptx import cluster, mma, shared
 
-STEPS = COLUMNS // 16
 EARLY_STEPS = 2
 # Bytes 0, 2, 1, 3: (column j, even dim), (j + 1, even), (j, odd), (j + 1, odd).
 PAIR_COLUMNS = 0x3120
@@ -60,7 +59,7 @@ def values_fp8(cfg: SparseMlaConfig, base: Int32, early: list, warp: Int32, lane
     """E4M3 values: 4 granules of 16 dims, tiles (granule, even or odd dims). Scaled: warp w takes scale group w."""
     product = mma.mma_m16n8k16_f16 if cfg.f16_parts else mma.mma_m16n8k16_bf16
     weights = load_weights(cfg, base, lane)
-    for step in range(STEPS):
+    for step in range(cfg.columns // 16):
         fragments = early[step] if step < len(early) else value_fragments(cfg, base, step, warp, lane)
         a = weights[step]
         if cfg.scaled:
@@ -84,7 +83,7 @@ def value_fragments(cfg: SparseMlaConfig, base: Int32, step: int, warp: Int32, l
 def values_bf16(cfg: SparseMlaConfig, base: Int32, granule: Int32, lane: Int32, sums: cute.Tensor) -> None:
     """BF16 values: 8 granules of 8 dims from `granule` on, a tile each."""
     fragments = load_weights(cfg, base, lane)
-    for step in range(STEPS):
+    for step in range(cfg.columns // 16):
         weights = fragments[step]
         for pair in range(4):
             words = mma.ldmatrix_x4_trans(base + granules_of_columns(cfg, step, granule + pair * 2, lane))
@@ -93,8 +92,8 @@ def values_bf16(cfg: SparseMlaConfig, base: Int32, granule: Int32, lane: Int32, 
 
 
 def load_weights(cfg: SparseMlaConfig, base: Int32, lane: Int32) -> list[tuple[Uint32, ...]]:
-    """The A fragments of the 8 k-steps, as every warp left its own."""
-    return [cluster.ld_shared_v4(base + cfg.scratch_at + (step * 32 + lane) * 16) for step in range(STEPS)]
+    """The A fragments of the k-steps, as every warp left its own."""
+    return [cluster.ld_shared_v4(base + cfg.scratch_at + (step * 32 + lane) * 16) for step in range(cfg.columns // 16)]
 
 
 def add_product(product: object, a: tuple, b: tuple, sums: cute.Tensor, tile: int) -> None:

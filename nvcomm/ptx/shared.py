@@ -38,9 +38,9 @@ def st_shared_f32(addr: Int32, value: Float32, predicate: Boolean | None = None)
     cute.arch.inline_ptx("st.shared.f32 [{$r0}], {$r1};", read_only_args=[addr, value], predicate=predicate)
 
 
-def st_shared_v2(addr: Int32, words: Sequence[Uint32]) -> None:
+def st_shared_v2(addr: Int32, words: Sequence[Uint32], predicate: Boolean | None = None) -> None:
     """Two words; `addr` is a multiple of 8."""
-    cute.arch.inline_ptx("st.shared.v2.b32 [{$r0}], {{$r1},{$r2}};", read_only_args=[addr, *words])
+    cute.arch.inline_ptx("st.shared.v2.b32 [{$r0}], {{$r1},{$r2}};", read_only_args=[addr, *words], predicate=predicate)
 
 
 def st_shared_v4_f32(addr: Int32, values: Sequence[Float32]) -> None:

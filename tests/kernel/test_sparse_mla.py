@@ -13,9 +13,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("cutlass")
 
-from decode.kv_cache import HEAD_DIM, LAYOUTS, SCALED_FP8, record_view  # noqa: E402
+from decode.kv_cache import BF16, HEAD_DIM, LAYOUTS, PLAIN_FP8, SCALED_FP8, record_view  # noqa: E402
 from decode.reference import sparse_mla as reference  # noqa: E402
-from decode.sparse_mla import ColumnSet, sparse_mla  # noqa: E402
+from decode.sparse_mla import ColumnSet, configure, sparse_mla  # noqa: E402
+from decode.sparse_mla_layout import WIDE_COLUMNS  # noqa: E402
 from tests.sparse_mla_cases import Case, check, expected, make_case, make_list, write_nan  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -59,8 +60,20 @@ def test_records(layout, widths):
 
 @every_layout
 @pytest.mark.parametrize("masked", [0.0, 0.5, 0.97, 1.0])
-def test_masks(layout, masked):
-    run_and_check(make_case(layout, masked=masked, sink=True))
+@pytest.mark.parametrize("tokens", [4, 24])
+def test_masks(layout, masked, tokens):
+    run_and_check(make_case(layout, tokens=tokens, masked=masked, sink=True))
+
+
+@pytest.mark.parametrize("layout", [PLAIN_FP8, BF16], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("heads", [8, 16, 64])
+@pytest.mark.parametrize("widths", [(128, 512), (7, 509), (200, 384), (640, 0), (570, 0), (0, 640)])
+def test_wide_ctas(layout, heads, widths):
+    """More clusters than 5 CTAs of 128 columns fit: 4 of 160, in which two sets may meet."""
+    case = make_case(layout, tokens=40, heads=heads, widths=widths, sink=heads > 8)
+    num_sms = torch.cuda.get_device_properties(0).multi_processor_count
+    assert configure(case.q, case.window, case.topk, case.sink, num_sms)[0].columns == WIDE_COLUMNS
+    run_and_check(case)
 
 
 @every_layout
@@ -70,10 +83,11 @@ def test_heads(layout, heads, widths):
     run_and_check(make_case(layout, heads=heads, widths=widths, sink=True))
 
 
+@pytest.mark.parametrize("tokens", [4, 40])
 @pytest.mark.parametrize("heads", [8, 16, 64])
 @pytest.mark.parametrize("widths", [(128, 0), (100, 130), (128, 512)])
-def test_fp8_query_and_scales(heads, widths):
-    case = make_case(fp8_query=True, heads=heads, widths=widths)
+def test_fp8_query_and_scales(heads, widths, tokens):
+    case = make_case(fp8_query=True, heads=heads, widths=widths, tokens=tokens)
     run_and_check(case)
     run_and_check(replace(case, q_scale=0.37, kv_scale=1.9))
 
@@ -84,7 +98,7 @@ def test_blocks(layout, blocks):
     run_and_check(make_case(layout, blocks=blocks))
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 6, 12, 24, 47, 48, 49, 96, 192, 384])
+@pytest.mark.parametrize("tokens", [1, 2, 6, 12, 14, 15, 24, 47, 48, 49, 96, 192, 384])
 def test_tokens(tokens):
     run_and_check(make_case(tokens=tokens, masked=0.3))
 
@@ -109,9 +123,10 @@ def test_query_of_wider_rows():
     run_and_check(replace(case, q=wide[:, :16]))
 
 
-def test_largest_values():
+@pytest.mark.parametrize("tokens", [4, 40])
+def test_largest_values(tokens):
     """Equal scores and the largest E4M3 everywhere: the partial sums are as large as they can be."""
-    case = make_case(masked=0.0)
+    case = make_case(tokens=tokens, masked=0.0)
     case.q.zero_()
     for one in (case.window, case.topk):
         slots = torch.arange(one.records.num_slots, device="cuda")
@@ -132,8 +147,9 @@ def test_token_without_active_column_is_zero():
 
 
 @every_layout
-def test_slot_0_is_nan_and_masked_entries_do_not_read_it(layout):
-    case = make_case(layout, masked=0.5)
+@pytest.mark.parametrize("tokens", [4, 24])
+def test_slot_0_is_nan_and_masked_entries_do_not_read_it(layout, tokens):
+    case = make_case(layout, tokens=tokens, masked=0.5)
     for one in (case.window, case.topk):
         one.indices[one.indices == 0] = -1
         write_nan(one.records, torch.zeros(1, device="cuda"))
@@ -204,13 +220,14 @@ def test_nan_in_an_active_record_is_not_hidden(layout):
 
 
 @every_layout
-def test_graph_replays_with_changed_lists(layout):
-    case = make_case(layout, tokens=6, masked=0.3, sink=True)
-    lengths = torch.empty(6, dtype=torch.int32, device="cuda")
+@pytest.mark.parametrize("tokens", [6, 24])
+def test_graph_replays_with_changed_lists(layout, tokens):
+    case = make_case(layout, tokens=tokens, masked=0.3, sink=True)
+    lengths = torch.empty(tokens, dtype=torch.int32, device="cuda")
     case.window = replace(case.window, lengths=lengths)
     case.topk = replace(case.topk, lengths=lengths, first=128)
-    out = torch.empty(6, 16, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
-    lse = torch.empty(6, 16, device="cuda")
+    out = torch.empty(tokens, 16, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
+    lse = torch.empty(tokens, 16, device="cuda")
     run(case, out=out, lse=lse)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -219,7 +236,7 @@ def test_graph_replays_with_changed_lists(layout):
         run(case, out=out, lse=lse)
     for _ in range(5):
         for one in (case.window, case.topk):
-            one.indices.copy_(make_list(one.records, 6, one.indices.shape[1], 0.3))
+            one.indices.copy_(make_list(one.records, tokens, one.indices.shape[1], 0.3))
         lengths.random_(0, 641)
         case.q.normal_()
         case.sink.normal_()
@@ -248,8 +265,9 @@ def test_chain_of_calls_reads_what_the_call_before_wrote(tokens):
         assert torch.equal(links, wanted)
 
 
-def test_results_do_not_change_from_call_to_call():
-    case = make_case(tokens=48)
+@pytest.mark.parametrize("tokens", [12, 48])
+def test_results_do_not_change_from_call_to_call(tokens):
+    case = make_case(tokens=tokens)
     first, _ = run(case)
     for _ in range(20):
         again, _ = run(case)

@@ -16,14 +16,25 @@ from cutlass.cute.runtime import make_fake_stream  # noqa: E402
 
 from decode.kv_cache import BF16, LAYOUTS, PLAIN_FP8, SCALED_FP8  # noqa: E402
 from decode.sparse_mla_kernel import SparseMlaKernel, fake_arguments  # noqa: E402
-from decode.sparse_mla_layout import MAX_CHUNKS, SHARED_BYTES_OF_TWO, SparseMlaConfig  # noqa: E402
+from decode.sparse_mla_layout import (  # noqa: E402
+    MAX_CHUNKS,
+    SHARED_BYTES_OF_TWO,
+    WIDE_CHUNKS,
+    WIDE_COLUMNS,
+    SparseMlaConfig,
+)
 from nvcomm import jit  # noqa: E402
 
 ARCHES = ("sm_90a", "sm_100a", "sm_103a")
 TENSOR_ACCESS = re.compile(r"\b(ld\.global|st\.global|cp\.async\.c[ag])\S*")
 WAIT = "griddepcontrol.wait"
 
-COMMON = [SparseMlaConfig(PLAIN_FP8, 5), SparseMlaConfig(SCALED_FP8, 5, sink=True), SparseMlaConfig(BF16, 1)]
+COMMON = [
+    SparseMlaConfig(PLAIN_FP8, 5),
+    SparseMlaConfig(PLAIN_FP8, WIDE_CHUNKS, columns=WIDE_COLUMNS),
+    SparseMlaConfig(SCALED_FP8, 5, sink=True),
+    SparseMlaConfig(BF16, 1),
+]
 EVERY = [
     SparseMlaConfig(layout, chunks, fp8_query, few_heads, sink)
     for layout, chunks, fp8_query, few_heads, sink in itertools.product(
@@ -31,11 +42,12 @@ EVERY = [
     )
     if layout == PLAIN_FP8 or not fp8_query
 ]
+EVERY += [replace(cfg, columns=WIDE_COLUMNS) for cfg in EVERY if cfg.chunks == WIDE_CHUNKS and not cfg.scaled]
 
 
 def name(cfg):
     flags = [flag for flag in ("fp8_query", "few_heads", "sink") if getattr(cfg, flag)]
-    return "-".join([cfg.layout.name, str(cfg.chunks), *flags])
+    return "-".join([cfg.layout.name, f"{cfg.chunks}x{cfg.columns}", *flags])
 
 
 def compiled(cfg, arch):

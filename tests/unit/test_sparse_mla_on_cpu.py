@@ -19,9 +19,9 @@ from cutlass.cute.runtime import make_fake_stream  # noqa: E402
 
 from decode.kv_cache import BF16, HEAD_DIM, PLAIN_FP8, SCALED_FP8  # noqa: E402
 from decode.reference import sparse_mla as reference  # noqa: E402
-from decode.sparse_mla import LOG2_E, _set_arguments  # noqa: E402
+from decode.sparse_mla import LOG2_E, _set_arguments, configure  # noqa: E402
 from decode.sparse_mla_kernel import SparseMlaKernel, fake_arguments  # noqa: E402
-from decode.sparse_mla_layout import HEADS, THREADS, SparseMlaConfig  # noqa: E402
+from decode.sparse_mla_layout import HEADS, THREADS, WIDE_COLUMNS, SparseMlaConfig  # noqa: E402
 from nvcomm import jit  # noqa: E402
 from tests.emulator.machine import Machine  # noqa: E402
 from tests.emulator.memory import Memory  # noqa: E402
@@ -36,10 +36,11 @@ def program(cfg: SparseMlaConfig) -> Program:
     return Program(built.ptx)
 
 
-def run(case, seed, ptx=None, page_stride=None):
+def run(case, seed, ptx=None, page_stride=None, num_sms=132):
     """As `decode.sparse_mla._launch`, with copies of the tensors in the memory of the machine.
 
     `page_stride`: where pages lie this far apart; then a pool's one page is its page 5, and the others lie nowhere.
+    `num_sms`: with 0 every call that can has CTAs of 160 columns.
     """
     tokens, heads, _ = case.q.shape
     memory, places = Memory(seed), {}
@@ -64,20 +65,17 @@ def run(case, seed, ptx=None, page_stride=None):
         return [*addresses, *ints]
 
     sets = [one for one in (case.window, case.topk) if one is not None]
-    chunks = sum(one.chunks for one in sets)
-    cfg = SparseMlaConfig(
-        case.window.records.layout, chunks, case.q.dtype == torch.float8_e4m3fn, heads == 8, case.sink is not None
-    )
+    cfg, window_columns = configure(case.q, case.window, case.topk, case.sink, num_sms)
     out = memory.allocate(np.full(tokens * heads * HEAD_DIM * 2, 0xFF, np.uint8))
     lse = memory.allocate(np.full(tokens * heads * 4, 0xFF, np.uint8))
     scale = case.sm_scale * case.q_scale * case.kv_scale * LOG2_E
     parameters = [
         place(case.q), case.q.stride(0) * case.q.element_size(), out, lse,
         place(case.sink) if case.sink is not None else 0, *column_set(sets[0]), *column_set(sets[-1]),
-        case.window.chunks, heads, float_bits(scale), float_bits(case.kv_scale),
+        window_columns, heads, float_bits(scale), float_bits(case.kv_scale),
     ]  # fmt: skip
-    grid = (chunks, -(-heads // HEADS), tokens)
-    launch = Launch(ptx or program(cfg), parameters, grid, THREADS, chunks, cfg.shared_bytes)
+    grid = (cfg.chunks, -(-heads // HEADS), tokens)
+    launch = Launch(ptx or program(cfg), parameters, grid, THREADS, cfg.chunks, cfg.shared_bytes)
     Machine(memory, seed).run([[launch]])
     size = tokens * heads
     result = torch.frombuffer(bytearray(memory.bytes_at(out, size * HEAD_DIM * 2)), dtype=torch.bfloat16)
@@ -127,6 +125,27 @@ def test_pages_far_apart(layout, page_stride, seed):
     check(case, *run(case, seed, page_stride=page_stride))
 
 
+@pytest.mark.parametrize("layout", [PLAIN_FP8, BF16], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("heads", [8, 16])
+@pytest.mark.parametrize("widths", [(128, 512), (200, 384), (570, 0), (0, 640)])
+def test_wide_ctas(layout, heads, widths, seed):
+    """4 CTAs of 160 columns, in which two sets may meet."""
+    case = small_case(layout=layout, widths=widths, heads=heads, sink=heads == 8, masked=0.3)
+    assert configure(case.q, case.window, case.topk, case.sink, 0)[0].columns == WIDE_COLUMNS
+    check(case, *run(case, seed, num_sms=0))
+
+
+def test_wide_ctas_fp8_query_lengths_and_a_token_without_columns(seed):
+    case = small_case(tokens=3, fp8_query=True, masked=0.0)
+    lengths = torch.tensor([0, 129, 400], dtype=torch.int32)
+    case.window = replace(case.window, lengths=lengths)
+    case.topk = replace(case.topk, lengths=lengths, first=128)
+    out, lse = run(case, seed, num_sms=0)
+    check(case, out, lse)
+    assert (out[0] == 0).all()
+    assert (lse[0] == float("inf")).all()
+
+
 def test_window_without_columns(seed):
     case = small_case(widths=(0, 130))
     check(case, *run(case, seed))
@@ -144,13 +163,14 @@ def test_tokens_without_active_columns_and_lengths(seed):
     assert (lse[:2] == float("inf")).all()
 
 
-def test_largest_values(seed):
+@pytest.mark.parametrize("num_sms", [132, 0])
+def test_largest_values(num_sms, seed):
     case = small_case(masked=0.0, widths=(128, 512))
     case.q.zero_()
     for one in (case.window, case.topk):
         slots = torch.arange(one.records.num_slots)
         reference.write_records(one.records, slots, torch.full((len(slots), HEAD_DIM), 448.0))
-    assert (run(case, seed)[0] == 448).all()
+    assert (run(case, seed, num_sms=num_sms)[0] == 448).all()
 
 
 def test_scaled_records_of_very_different_size(seed):

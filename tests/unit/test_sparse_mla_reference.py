@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from decode.kv_cache import BF16, LAYOUTS, PLAIN_FP8, SCALED_FP8, record_view  # noqa: E402
 from decode.reference import sparse_mla as reference  # noqa: E402
-from decode.sparse_mla import ColumnSet, compiled, sparse_mla  # noqa: E402
+from decode.sparse_mla import ColumnSet, compiled, configure, sparse_mla  # noqa: E402
 from decode.sparse_mla_layout import SparseMlaConfig  # noqa: E402
 from nvcomm.errors import UnsupportedError, UsageError  # noqa: E402
 
@@ -157,6 +157,29 @@ def test_refusals(change, reason):
     with pytest.raises(UsageError) as caught:
         sparse_mla(**arguments)
     assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "widths", "layout", "wide"),
+    [
+        (14, 16, (128, 512), PLAIN_FP8, False),
+        (15, 16, (128, 512), PLAIN_FP8, True),
+        (384, 16, (129, 384), PLAIN_FP8, True),
+        (384, 16, (129, 512), PLAIN_FP8, False),
+        (7, 32, (128, 512), PLAIN_FP8, False),
+        (8, 32, (128, 512), BF16, True),
+        (384, 16, (128, 384), PLAIN_FP8, False),  # 4 CTAs of 128 do
+        (384, 16, (128, 512), SCALED_FP8, False),
+        (384, 16, (640, 0), PLAIN_FP8, True),
+    ],
+)
+def test_which_kernel_runs(tokens, heads, widths, layout, wide):
+    """5 CTAs of 128 columns while an H200's SMs last, then 4 of 160."""
+    sets = [ColumnSet(pool(layout), torch.zeros(tokens, width, dtype=torch.int32)) for width in widths]
+    topk = sets[1] if widths[1] else None
+    cfg, second = configure(torch.zeros(tokens, heads, 512, dtype=torch.bfloat16), sets[0], topk, None, 132)
+    assert (cfg.columns, cfg.chunks) == ((160, 4) if wide else (128, -(-widths[0] // 128) + -(-widths[1] // 128)))
+    assert second == (640 if wide and topk is None else widths[0] if wide else -(-widths[0] // 128) * 128)
 
 
 def test_gpu_without_clusters(monkeypatch):
