@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from nvcomm._version import __version__
 from nvcomm.errors import CapabilityError, NvcommError
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 Stage = Literal["config", "device", "weights", "caches", "graph"]
 Scope = Literal["same", "rank", "collective"]
 Probe = Callable[[], "str | Sequence[str] | None"]
-Value = TypeVar("Value")
 
 # What compiles and maps memory: ranks that differ here may run different kernels.
 PACKAGES = ("torch", "nvidia-cutlass-dsl", "apache-tvm-ffi", "cuda-bindings")

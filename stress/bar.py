@@ -22,7 +22,6 @@ class ProgressBar:
         self._console = console
         self._title = title
         self._replays = config.replays
-        self._duration_s = config.duration_s
         self._started = time.monotonic()
         self._last_plain = self._started
         self._bar = Progress(

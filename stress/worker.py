@@ -102,7 +102,6 @@ class HostRank:
         self._engine = engine
         self._config = config
         self._plan = plan
-        self._page = page
         self._line = page.line(engine.rank)
         self._stop_line = page.line(0)
         self._oracle = plan.oracle

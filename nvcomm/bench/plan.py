@@ -257,6 +257,6 @@ def _parser() -> argparse.ArgumentParser:
     add("-J", "--json", metavar="PATH", help="everything, as JSON; -: to stdout, and only that")
     add("--csv", metavar="PATH", help="the table, as CSV; -: to stdout, and only that")
     add("--markdown", metavar="PATH", help="the medians, as a Markdown table with a column for each")
-    add("--plot", metavar="PNG", help="latency against size; needs matplotlib")
+    add("--plot", metavar="PATH", help="latency against size, in the format of the suffix; needs matplotlib")
     add("--raw", action="store_true", help="every sample into the JSON")
     return parser

@@ -49,7 +49,7 @@ MUTANTS = (
     Mutant(
         "R1",
         "no fence between the last store and the trigger",
-        (Edit("nvcomm/collectives/turn.py", "        cute.arch.fence_acq_rel_gpu()\n", ""),),
+        (Edit(TURN, "        cute.arch.fence_acq_rel_gpu()\n", ""),),
         COMPILED,
         on_cpu=COMPILED,
     ),
