@@ -22,9 +22,9 @@ from nvcomm.mailbox import CHUNK_BYTES, WORD_BYTES
 
 if TYPE_CHECKING:
     from nvcomm.collectives.all_reduce_mhc_checks import BoundaryTensors, ExpertTensors
-    from nvcomm.collectives.all_reduce_mhc_config import MhcShape, PublishTarget
+    from nvcomm.collectives.all_reduce_mhc_config import PublishTarget
 
-# operation, its tensor, its result, tag, what to do
+# operation, its tensor, its result, what to do
 Run = Callable[[str, torch.Tensor, Bytes, Callable[[headers.Call], None]], None]
 
 
@@ -32,13 +32,11 @@ class HostBoundary:
     """`nvcomm.collectives.all_reduce_mhc.Boundary` of one CPU rank.
 
     Args:
-        shape: the model's sizes.
         run: makes one call of the engine.
         steps: the engine's steps, which a reset replaces.
     """
 
-    def __init__(self, shape: MhcShape, run: Run, steps: Callable[[], Steps]) -> None:
-        self._shape = shape
+    def __init__(self, run: Run, steps: Callable[[], Steps]) -> None:
         self._run = run
         self._steps = steps
 

@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 import torch
@@ -174,8 +173,8 @@ class HostEngine:
         """Nothing to compile or load."""
 
     def mhc(self, shape: MhcShape, parts: tuple[str, ...]) -> HostBoundary:
-        """The sublayer boundary of one shape; see `Communicator.mhc`."""
-        return HostBoundary(shape, self._run, lambda: self._steps)
+        """The sublayer boundary; see `Communicator.mhc`. There is nothing to compile, so any shape and all parts do."""
+        return HostBoundary(self._run, lambda: self._steps)
 
     @property
     def generation(self) -> int:
@@ -263,9 +262,7 @@ class HostEngine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _run(self, operation: str, x: torch.Tensor, result: Bytes, body: Callable[[headers.Call], None]) -> None:

@@ -9,7 +9,6 @@ and a peer's mapping of this rank's mailbox stays good until that peer closes it
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Literal, Protocol, Self, runtime_checkable
 
 World = Literal["host", "virtual", "peer"]
@@ -51,6 +50,4 @@ class Memory(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *exc: object) -> None: ...

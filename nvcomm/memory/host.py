@@ -26,7 +26,6 @@ import selectors
 import socket
 import struct
 import time
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -73,9 +72,7 @@ class HostMemory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
 
