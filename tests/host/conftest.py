@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import threading
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +14,7 @@ from nvcomm.errors import PeerTimeoutError
 from nvcomm.host import HostEngine, local_engines
 from nvcomm.virtual import VirtualWorld
 from tests.audit import assert_clean, audited, ended_well
+from tests.threads import together
 
 
 class Ranks:
@@ -24,21 +25,7 @@ class Ranks:
 
     def run(self, work: Callable[[HostEngine], Any], limit_s: float = 60.0) -> list[Any]:
         """`work(engine)` on every rank at once; element r is its result, or the exception that it raised."""
-        results: list[Any] = [None] * len(self.engines)
-
-        def one(rank: int) -> None:
-            try:
-                results[rank] = work(self.engines[rank])
-            except Exception as error:  # noqa: BLE001
-                results[rank] = error
-
-        threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(len(results))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(limit_s)
-            assert not thread.is_alive(), "a rank hangs"
-        return results
+        return together([functools.partial(work, engine) for engine in self.engines], limit_s)
 
     def run_clean(self, work: Callable[[HostEngine], Any]) -> list[Any]:
         """The same; no rank may raise, and afterwards every word is EMPTY and all ranks are at one place."""

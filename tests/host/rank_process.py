@@ -7,22 +7,20 @@ fails prints why.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
 import time
-import traceback
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from nvcomm.errors import CapabilityError, GroupError, PeerTimeoutError
 from nvcomm.group import StoreGroup
 from nvcomm.host import HostEngine, open_memory
+from tests.host.forked import run_scenario
 
 TIMEOUT_S = 1.0
 SEED = 20_251
@@ -124,33 +122,5 @@ def disagree(group: StoreGroup) -> None:
 SCENARIOS = {"gathers": gathers, "killed": killed, "stopped": stopped, "disagree": disagree}
 
 
-def one_rank(scenario: str, rank: int, world_size: int, store: str) -> None:
-    torch.set_num_threads(1)
-    try:
-        SCENARIOS[scenario](StoreGroup(dist.FileStore(store, world_size), rank, world_size, scenario))
-    except BaseException:
-        sys.stderr.write(f"rank {rank}: {traceback.format_exc()}\n")
-        sys.stderr.flush()
-        os._exit(1)
-    os._exit(0)
-
-
-def main() -> int:
-    scenario, world_size, store = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=one_rank, args=(scenario, r, world_size, store)) for r in range(world_size)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(45.0)
-        if rank.is_alive():
-            rank.kill()
-    expected = [-signal.SIGKILL if scenario == "killed" and r == 1 else 0 for r in range(world_size)]
-    seen = [rank.exitcode for rank in ranks]
-    if seen != expected:
-        sys.stderr.write(f"exit codes {seen}, expected {expected}\n")
-    return int(seen != expected)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_scenario(SCENARIOS))

@@ -6,26 +6,23 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import resource
 import signal
 import subprocess
 import sys
 import time
-import traceback
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import nvcomm
 from nvcomm import capability
 from nvcomm.capability import Requirement, check
 from nvcomm.errors import CapabilityError, GroupError
-from nvcomm.group import StoreGroup
+from tests.host.forked import run_scenario
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 20.0
@@ -138,33 +135,5 @@ def test_every_rank_ends_alike(tmp_path, scenario):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def one_rank(scenario, rank, world_size, store):
-    torch.set_num_threads(1)
-    try:
-        SCENARIOS[scenario](StoreGroup(dist.FileStore(store, world_size), rank, world_size, scenario))
-    except BaseException:
-        sys.stderr.write(f"rank {rank}: {traceback.format_exc()}\n")
-        sys.stderr.flush()
-        os._exit(1)
-    os._exit(0)
-
-
-def main():
-    scenario, world_size, store = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=one_rank, args=(scenario, r, world_size, store)) for r in range(world_size)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(60.0)
-        if rank.is_alive():
-            rank.kill()
-    seen = [rank.exitcode for rank in ranks]
-    expected = [-signal.SIGKILL if scenario == "killed" and r == 1 else 0 for r in range(world_size)]
-    if seen != expected:
-        sys.stderr.write(f"exit codes {seen}, expected {expected}\n")
-    return int(seen != expected)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_scenario(SCENARIOS))

@@ -6,12 +6,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-import multiprocessing
 import os
 import subprocess
 import sys
-import traceback
 from pathlib import Path
 
 import torch
@@ -20,6 +19,7 @@ import torch.distributed as dist
 import nvcomm
 from nvcomm.integrations import torch_ops
 from tests.host.compiled_program import PROGRAM, unused_and_twice
+from tests.host.forked import exit_codes
 
 ROOT = Path(__file__).parents[2]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -89,34 +89,19 @@ def part_of_the_group(rank):
 
 
 def one_rank(rank, world_size, store):
-    torch.set_num_threads(1)
-    try:
-        dist.init_process_group("gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
-        parity(rank, world_size)
-        part_of_the_group(rank)
-        dist.barrier()
-    except BaseException:
-        sys.stderr.write(f"rank {rank}: {traceback.format_exc()}\n")
-        sys.stderr.flush()
-        os._exit(1)
-    os._exit(0)
+    dist.init_process_group("gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
+    parity(rank, world_size)
+    part_of_the_group(rank)
+    dist.barrier()
 
 
 def main():
     importlib.import_module("torch._dynamo")  # here, once: it takes seconds
-    context = multiprocessing.get_context("fork")
+    codes = []
     for world_size in (2, 3):
         store = str(Path(sys.argv[1]) / f"store{world_size}")
-        ranks = [context.Process(target=one_rank, args=(rank, world_size, store)) for rank in range(world_size)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join(45.0)
-            if rank.is_alive():
-                rank.kill()
-        if any(rank.exitcode for rank in ranks):
-            return 1
-    return 0
+        codes += exit_codes(world_size, functools.partial(one_rank, world_size=world_size, store=store), 45.0)
+    return int(any(codes))
 
 
 if __name__ == "__main__":

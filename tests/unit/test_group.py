@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from datetime import timedelta
 
@@ -14,25 +13,7 @@ import torch.distributed as dist
 from nvcomm import group
 from nvcomm.errors import CapabilityError, GroupError, UsageError
 from nvcomm.group import MAX_ANSWER_BYTES, StoreGroup, as_group, from_mpi, from_process_group, local_groups
-
-
-def together(works, limit_s=30.0):
-    """Runs each function on a thread; element i is its result, or what it raised."""
-    results = [None] * len(works)
-
-    def one(i):
-        try:
-            results[i] = works[i]()
-        except Exception as error:  # noqa: BLE001
-            results[i] = error
-
-    threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(len(works))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(limit_s)
-        assert not thread.is_alive(), "a rank hangs"
-    return results
+from tests.threads import together
 
 
 def stores(kind, tmp_path, count):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import gc
 import os
 import socket
@@ -21,6 +22,7 @@ from nvcomm.errors import CapabilityError, GroupError, UnsupportedError
 from nvcomm.group import local_groups
 from nvcomm.memory import Memory, host
 from nvcomm.memory.host import connect, local_memories
+from tests.threads import together
 
 SIZE = 4096
 ARMED = 4000
@@ -31,24 +33,9 @@ def build(group, timeout_s=10.0, size_bytes=SIZE):
     return connect(group, size_bytes, armed_bytes=ARMED, armed_word=WORD, timeout_s=timeout_s)
 
 
-def together(world_size, work, limit_s=20.0):
+def on_ranks(world_size, work):
     """`work(group)` on a thread for each rank; its results, or what was raised."""
-    groups = local_groups(world_size)
-    results = [None] * world_size
-
-    def one(rank):
-        try:
-            results[rank] = work(groups[rank])
-        except Exception as error:  # noqa: BLE001
-            results[rank] = error
-
-    threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(world_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(limit_s)
-        assert not thread.is_alive(), "a rank hangs"
-    return results
+    return together([functools.partial(work, group) for group in local_groups(world_size)], 20.0)
 
 
 def open_descriptors() -> int:
@@ -72,7 +59,7 @@ def _nothing_leaks():
 
 @pytest.mark.parametrize("world_size", [1, 2, 5])
 def test_every_rank_sees_every_mailbox(world_size):
-    memories = together(world_size, build)
+    memories = on_ranks(world_size, build)
     for rank, memory in enumerate(memories):
         assert isinstance(memory, Memory)
         assert (memory.world, memory.rank, memory.world_size) == ("host", rank, world_size)
@@ -106,7 +93,7 @@ def test_threads_share_the_mappings():
 
 
 def test_a_view_outlives_close_and_then_the_mapping_goes():
-    memory = together(1, build)[0]
+    memory = on_ranks(1, build)[0]
     view = memory.words[0]
     memory.close()
     assert view[0] == WORD
@@ -171,7 +158,7 @@ def test_each_call_that_fails_once_fails_all_ranks_alike_and_leaks_nothing(monke
         return build(group, timeout_s=3.0)
 
     started = time.monotonic()
-    results = together(3, work)
+    results = on_ranks(3, work)
     assert time.monotonic() - started < 3.0 + 1.5
     assert failed == [call]
     assert [type(result) for result in results] == [CapabilityError] * 3, results
@@ -181,7 +168,7 @@ def test_each_call_that_fails_once_fails_all_ranks_alike_and_leaks_nothing(monke
 
 def test_a_rank_that_never_comes_is_named():
     started = time.monotonic()
-    results = together(3, lambda group: build(group, 0.5) if group.rank else None)
+    results = on_ranks(3, lambda group: build(group, 0.5) if group.rank else None)
     assert time.monotonic() - started < 2.0
     assert [error.missing for error in results[1:]] == [(0,), (0,)]
 
@@ -204,7 +191,7 @@ def test_a_rank_that_stops_after_it_was_heard_does_not_hold_the_others(monkeypat
             return None
 
     started = time.monotonic()
-    results = together(3, work)
+    results = on_ranks(3, work)
     assert time.monotonic() - started < 3.0
     assert all(isinstance(results[rank], GroupError) and results[rank].missing == (1,) for rank in (0, 2))
 
@@ -217,9 +204,9 @@ def test_memory_that_can_shrink_or_has_another_size_is_refused(monkeypatch):
         return fd
 
     monkeypatch.setattr(host, "_sealed_memfd", unsealed)
-    assert all("seals" in str(error) for error in together(2, lambda group: build(group, 3.0)))
+    assert all("seals" in str(error) for error in on_ranks(2, lambda group: build(group, 3.0)))
     monkeypatch.undo()
-    results = together(2, lambda group: build(group, 3.0, SIZE << group.rank))
+    results = on_ranks(2, lambda group: build(group, 3.0, SIZE << group.rank))
     assert all(f"sent {SIZE << 1} bytes" in str(error) for error in results)
 
 
@@ -305,7 +292,7 @@ class TestStrangers:
 
     def test_a_listener_of_another_user_is_told_no_token(self, monkeypatch):
         monkeypatch.setattr(host.os, "geteuid", lambda: os.getuid() + 1)
-        results = together(2, lambda group: build(group, 2.0))
+        results = on_ranks(2, lambda group: build(group, 2.0))
         assert all(isinstance(error, CapabilityError) and "belongs to user" in str(error) for error in results)
 
 
@@ -324,6 +311,6 @@ def test_arming_happens_before_anybody_else_has_the_memory(monkeypatch):
         original(rank, answers, listener, fd, size_bytes, maps, deadline, descriptors)
 
     monkeypatch.setattr(host, "_hand_over", hand_over)
-    for memory in together(2, build):
+    for memory in on_ranks(2, build):
         memory.close()
     assert seen == [WORD, WORD]
