@@ -8,6 +8,8 @@ import torch
 
 import nvcomm
 from nvcomm.errors import CollectiveMismatchError, PeerTimeoutError, UsageError
+from nvcomm.mailbox import EMPTY, ESCAPE
+from tests.kernel import own_publisher
 from tests.kernel.test_all_gather import assert_clean
 from tests.kernel.worlds import assert_gathered
 from tests.mhc_cases import Case, check, make_case, make_experts, stepped
@@ -110,6 +112,21 @@ def test_publish_and_collect_apart(world4, boundaries):
 
         def call(rank, new_residual, h, case=case):
             boundaries[rank].publish(case.xs[rank])
+            boundaries[rank].collect(*case.common(), new_residual=new_residual, h=h)
+
+        run(world4, case, call)
+
+
+def test_a_kernel_of_the_callers_own_publishes_to_the_target(world4, boundaries):
+    kernel = own_publisher.load(4)
+    for i, rows in enumerate((1, 48, 6, 2)):
+        case = make_case(4, rows, HIDDEN, i, "cuda")
+        for rank, word in enumerate((EMPTY, ESCAPE)):  # a NaN that may not travel as it is
+            case.xs[rank].view(torch.int32)[0, 5] = word - 2**32
+
+        def call(rank, new_residual, h, case=case, rows=rows):
+            x, target = case.xs[rank], boundaries[rank].publish_target(rows)
+            own_publisher.publish(kernel, x.data_ptr(), x.nbytes, target, torch.cuda.current_stream().cuda_stream)
             boundaries[rank].collect(*case.common(), new_residual=new_residual, h=h)
 
         run(world4, case, call)
