@@ -64,7 +64,7 @@ def floor_us(logits: torch.Tensor, columns: int, clusters: tuple[int, ...], repl
     scratch = torch.empty(rows * 16 * 32, dtype=torch.int32, device="cuda")
     best = (float("inf"), 0)
     for cluster in clusters:
-        config = TopkConfig(512, cluster, pdl=False)
+        config = TopkConfig(512, cluster, pdl="off")
         kernel = compile_kernel(
             FloorKernel(config), *[Int64(0)] * 3, *[Int32(1)] * 2, make_fake_stream(), key=(config,)
         )
@@ -179,7 +179,7 @@ def variants(
         rows, columns, k, mode="blocks" if mode == "blocks" else "columns", deterministic=mode == "deterministic"
     )
     if no_pdl:
-        auto = dataclasses.replace(auto, pdl=False)
+        auto = dataclasses.replace(auto, pdl="off")
     if clusters == "auto":
         return [auto]
     found = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Int32, Int64, Uint32, const_expr, range_constexpr
+from cutlass import Int32, Int64, Uint32, range_constexpr
 
 from decode.topk_config import UNROLL, VECTOR_BYTES, WARP, SharedLayout, TopkConfig
 from decode.topk_exchange import cluster_sync
@@ -33,7 +33,7 @@ class FloorKernel:
             stream=stream,
             min_blocks_per_mp=1,
             preferred_smem_carveout=-1,
-            use_pdl=self.config.pdl,
+            use_pdl=False,
         )
 
     @cute.kernel
@@ -41,9 +41,6 @@ class FloorKernel:
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
-        if const_expr(config.pdl):
-            cute.arch.griddepcontrol_wait()
-            cute.arch.griddepcontrol_launch_dependents()
         row = Row(
             config, SharedLayout(config), Uint32(0), thread, thread % WARP, thread // WARP, block % config.cluster,
             logits + Int64(block // config.cluster) * row_bytes, out, num_columns // 8, Int32(0), Uint32(0),

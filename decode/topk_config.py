@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Mode = Literal["columns", "blocks"]
+Pdl = Literal["off", "short", "always"]
 
 SUPPORTED_K = (512, 1024, 2048)
 MAX_ROWS = 192
@@ -27,8 +28,8 @@ FINEST_BINS = 256  # at least 2**16 / FINE_BINS, and what a warp reads at once
 ORDER_BINS = 4096  # of `topk_ordered`: the upper 12 bits of a key
 SUB_BINS = 16  # the lower 4 bits
 MAX_STEPS = 65536  # (step, thread) pairs of a CTA: their maxima are 16 bits each, and so are their names
-KEPT = 88  # vectors that a warp keeps while it streams
 WINDOW = 128  # names of hot vectors that a warp lists at once
+HELD_ELEMENTS = 24576  # of a row, at most, that lanes hold in registers: all counts of a row fit 16 bits
 PDL_BYTES = 30 << 20  # half of the L2 cache of an H200; see `choose_config`
 
 
@@ -43,9 +44,8 @@ class TopkConfig:
         threads: threads of a CTA, a power of two.
         mode: "columns", or "blocks" of 8 columns.
         deterministic: ties go to the smaller column and indices ascend.
-        pdl: programmatic dependent launch.
-        capture: keep hot vectors of wide rows while they stream; see `captures`.
-        early: vectors of a thread that are read before the length is known, from buffers that have so many.
+        pdl: programmatic dependent launch: whether the next kernel may start while this one runs, behind what it waits
+            for. "short": where the valid part of the buffer is small.
         stamps: for measurements: the last output row's first places get clock readings instead of indices.
     """
 
@@ -55,9 +55,7 @@ class TopkConfig:
     threads: int = 1024
     mode: Mode = "columns"
     deterministic: bool = False
-    pdl: bool = True
-    capture: bool = True
-    early: int = 1
+    pdl: Pdl = "always"
     stamps: bool = False
 
     @property
@@ -78,22 +76,19 @@ class TopkConfig:
         return groups
 
     @property
-    def captures(self) -> bool:
-        """Whether vectors are kept while they stream: in wide rows, of which a warp wants few."""
-        return self.capture and self.mode == "columns" and self.batches >= 4 and self.quota <= 8 * self.warps
-
-    @property
     def step_vectors(self) -> int:
         """Vectors that the cluster reads in one step, one a thread."""
         return self.threads * self.cluster
 
     @property
-    def candidate_capacity(self) -> int:
-        """Candidates above the threshold that a CTA keeps.
+    def held_vectors(self) -> int:
+        """Hot vectors that a warp holds in registers, one a lane."""
+        return min(WARP, HELD_ELEMENTS // (self.cluster * self.warps * VECTOR_COLUMNS))
 
-        Those of the cluster, and k equal elements of each CTA, are counted in 16 bits.
-        """
-        return min(4096, (0xFFFF // self.cluster - self.k) // 8 * 8)
+    @property
+    def candidate_capacity(self) -> int:
+        """Candidates above the threshold that a CTA lists."""
+        return min(4096, ((0xFFFF - HELD_ELEMENTS) // self.cluster - self.k) // 8 * 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +97,17 @@ class SharedLayout:
 
     Attributes:
         groups: GROUP_BINS words; later each warp lists WINDOW 16-bit names of vectors there.
-        fine: FINE_BINS words, the cluster's candidates: low half all CTAs, high half the CTAs before this one.
-        finest: FINEST_BINS words, the same for the bin of the k-th key.
+        fine: FINE_BINS words, how many candidates of this CTA have a key.
+        finest: FINEST_BINS words for the keys of one fine bin: low half all CTAs, high half the CTAs before this one.
         sub: SUB_BINS words.
         counters: 8 words.
         barriers: two mbarriers, for the bracket and for the candidates.
-        slots: two words a CTA of the cluster.
+        slots: three words a CTA of the cluster: the bracket, what its list holds, and for `topk_ordered`.
+        result: four words.
         warp_totals: two words a warp.
         maxima: BF16 maximum of each vector, 8 steps of a thread together.
-        above_index, above_key, equal_index: this CTA's candidates.
-        kept, kept_names: KEPT vectors a warp, and their 16-bit names.
+        above_index, above_key, equal_index: the candidates that this CTA has listed.
+        received: `fine` of each CTA of the cluster, in 16 bits a bin.
     """
 
     config: TopkConfig
@@ -124,7 +120,8 @@ class SharedLayout:
     zeroed_bytes: int = counters + 32
     barriers: int = zeroed_bytes
     slots: int = barriers + 16
-    warp_totals: int = slots + 2 * 16 * 4
+    result: int = slots + 3 * 16 * 4
+    warp_totals: int = result + 16
     maxima: int = warp_totals + 2 * 32 * 4
 
     @property
@@ -140,16 +137,12 @@ class SharedLayout:
         return self.above_key + 2 * self.config.candidate_capacity
 
     @property
-    def kept(self) -> int:
+    def received(self) -> int:
         return self.equal_index + 4 * self.config.k
 
     @property
-    def kept_names(self) -> int:
-        return self.kept + VECTOR_BYTES * KEPT * self.config.warps * self.config.captures
-
-    @property
     def total_bytes(self) -> int:
-        return self.kept_names + 2 * KEPT * self.config.warps * self.config.captures
+        return self.received + 2 * FINE_BINS * self.config.cluster * (self.config.cluster > 1)
 
 
 def choose_config(
@@ -162,19 +155,20 @@ def choose_config(
     18 multiprocessors holds two of 8, and some hold less. The widest rows need two CTAs to hold their maxima.
 
     Programmatic dependent launch saves half a microsecond, but places clusters wherever multiprocessors come free. From
-    call to call a row then changes sides of the L2 cache, and a buffer that fits the cache once stops fitting: large
-    buffers go without, as long as the grid leaves multiprocessors free to change to. Measured in docs/results/topk.md.
+    call to call a row then changes sides of the L2 cache, and what fits the cache once stops fitting: where much is
+    valid kernels go without, as long as the grid leaves multiprocessors free to change to. Measured in
+    docs/results/topk.md.
     """
     cluster = 8
     while cluster > 1 and rows * cluster > (num_sms if cluster == 2 else num_sms - num_sms // 11):
         cluster //= 2
     # Fewer warps wait for each other and repeat less of the work that each does for itself; more load more.
-    threads = 512 if cluster == 8 or (cluster == 4 and columns <= 262_144) else 1024
+    threads = 512 if cluster == 8 or (cluster == 4 and columns <= 524_288) else 1024
     vectors = -(-columns // VECTOR_COLUMNS)
     if vectors > cluster * MAX_STEPS:
         cluster = 2
     batches = 1
     while batches * UNROLL * threads * cluster < vectors:
         batches *= 2
-    pdl = 2 * rows * columns <= PDL_BYTES or rows * cluster > num_sms - num_sms // 11
+    pdl: Pdl = "always" if 2 * rows * columns <= PDL_BYTES or rows * cluster > num_sms - num_sms // 11 else "short"
     return TopkConfig(k, cluster, batches=batches, threads=threads, mode=mode, deterministic=deterministic, pdl=pdl)

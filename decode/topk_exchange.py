@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the CTAs of a row tell each other: the bracket of the k-th key, then how many candidates each key has. Inlined.
 
-Both are asynchronous, counted by an mbarrier of the destination that is used once per launch. A cluster barrier
+Both are asynchronous stores, counted by an mbarrier of the destination that is used once per launch. A cluster barrier
 with release and acquire would first wait for all memory, and then drop L1, from which hot vectors are read again.
 """
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32, const_expr, range_constexpr
 
-from decode.topk_config import FINE_BINS, WARP, SharedLayout, TopkConfig
+from decode.topk_config import FINE_BINS, SharedLayout, TopkConfig
 from decode.topk_keys import Row
 from nvcomm.ptx import cluster as ptx
 
-# Words of `SharedLayout.counters`: candidates above the threshold and at it, the places taken in the output, and
-# whether the list of any CTA of the cluster has overflowed.
-NUM_ABOVE, NUM_EQUAL, AT_ABOVE, AT_EQUAL, OVERFLOW = range(5)
-BRACKET, CANDIDATES = range(2)  # the mbarriers
+# Words of `SharedLayout.counters`: listed candidates above the threshold and at it, and the places taken in the output.
+NUM_ABOVE, NUM_EQUAL, AT_ABOVE, AT_EQUAL = range(4)
+BRACKET, COUNTS = range(2)  # the mbarriers
+BINS_OF_STORE = 8  # 16 bytes, 16 bits a bin
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,10 @@ class Bracket:
     largest: Uint32
     shift: Uint32
 
+    def fine_bin(self, key: Uint32) -> Uint32:
+        """The bin of a key of the bracket in the fine histogram."""
+        return (self.largest - key) >> self.shift
+
 
 @cute.jit
 def prepare(config: TopkConfig, smem: Uint32, thread: Int32) -> None:
@@ -48,7 +52,7 @@ def prepare(config: TopkConfig, smem: Uint32, thread: Int32) -> None:
     if const_expr(config.cluster > 1):
         if thread == 0:
             ptx.mbarrier_init(smem + Uint32(layout.barriers + 8 * BRACKET), 1)
-            ptx.mbarrier_init(smem + Uint32(layout.barriers + 8 * CANDIDATES), config.cluster * config.warps)
+            ptx.mbarrier_init(smem + Uint32(layout.barriers + 8 * COUNTS), 1)
             ptx.fence_mbarrier_init_release_cluster()
             ptx.mbarrier_arrive_expect_tx(smem + Uint32(layout.barriers + 8 * BRACKET), Uint32(4 * config.cluster))
         ptx.cluster_arrive_release()
@@ -111,47 +115,49 @@ def exchange_bracket(row: Row, threshold: Uint32, largest: Uint32) -> Bracket:
 
 
 @cute.jit
-def count_everywhere(row: Row, dst: Uint32, offset: Uint32, count: Uint32) -> None:
-    """Adds `count` to the word at `offset` of CTA `dst`: low half for all, high half if this CTA comes before it."""
-    word = count * ((Uint32(Uint32(row.cta) < dst) << Uint32(16)) + 1)
-    if const_expr(row.config.cluster == 1):
-        ptx.red_add_shared(row.smem + offset, word)
-    else:
-        remote = ptx.mapa(barrier(row, CANDIDATES), dst)
-        ptx.red_async_add_cluster(ptx.mapa(row.smem + offset, dst), word, remote)
+def exchange_counts(row: Row, bracket: Bracket) -> None:
+    """Sends this CTA's histogram of candidates, as far as it is used, to all CTAs of the row. Called by all threads.
 
-
-@cute.jit
-def count_candidates(row: Row, bracket: Bracket, begin: Uint32, end: Uint32) -> None:
-    """Counts a warp's candidates, those from `begin` to `end` of this CTA's list, in all CTAs of the row."""
-    config, layout = row.config, row.layout
-    unit = begin * config.cluster + Uint32(row.lane)
-    while unit < end * config.cluster:
-        key = ptx.ld_shared_u16(row.smem + Uint32(layout.above_key) + unit // config.cluster * 2)
-        offset = Uint32(layout.fine) + ((bracket.largest - key) >> bracket.shift) * 4
-        count_everywhere(row, unit % config.cluster, offset, Uint32(1))
-        unit = unit + WARP
-
-
-@cute.jit
-def count_in_lanes(row: Row, offset: Uint32, count: Uint32) -> None:
-    """`count_everywhere` for all CTAs of the row, a lane each."""
-    if row.lane < row.config.cluster:
-        count_everywhere(row, Uint32(row.lane), offset, count)
-
-
-@cute.jit
-def wait_for_counts(row: Row, num_sent: Int32) -> None:
-    """Waits until everybody's candidates have been counted here; this CTA's own lists are complete too.
-
-    Args:
-        row: the row.
-        num_sent: counts that this warp has sent to each CTA.
+    Warp 0 alone may look at what has come here, after `wait_for_counts`.
     """
-    if const_expr(row.config.cluster > 1):  # noqa: SIM102
-        if row.lane < row.config.cluster:
-            remote = ptx.mapa(barrier(row, CANDIDATES), Uint32(row.lane))
-            ptx.mbarrier_arrive_expect_tx_relaxed_cluster(remote, Uint32(4 * num_sent))
+    config, layout = row.config, row.layout
     cute.arch.sync_threads()
-    if const_expr(row.config.cluster > 1):
-        ptx.mbarrier_wait_parity(barrier(row, CANDIDATES), 0)
+    if const_expr(config.cluster > 1):
+        num_stores = bracket.fine_bin(bracket.threshold) // BINS_OF_STORE + 1
+        if row.thread == 0:
+            expected = (num_stores * 16 + 4) * config.cluster
+            ptx.mbarrier_arrive_expect_tx(barrier(row, COUNTS), expected)
+        unit = Uint32(row.thread)
+        while unit < num_stores * config.cluster:
+            dst = unit % config.cluster
+            store = unit // config.cluster
+            at = row.smem + Uint32(layout.fine) + store * (4 * BINS_OF_STORE)
+            a, b, c, d = ptx.ld_shared_v4(at)
+            e, f, g, h = ptx.ld_shared_v4(at + 16)
+            words = (pack(a, b), pack(c, d), pack(e, f), pack(g, h))
+            place = row.smem + Uint32(layout.received + 2 * FINE_BINS * row.cta) + store * 16
+            ptx.st_async_cluster_v4(ptx.mapa(place, dst), words, ptx.mapa(barrier(row, COUNTS), dst))
+            unit = unit + config.threads
+        if row.thread < config.cluster:
+            place = row.smem + Uint32(layout.slots) + Uint32(16 + row.cta) * 4
+            dst = Uint32(row.thread)
+            num_above = ptx.ld_shared(counter(row, NUM_ABOVE))
+            ptx.st_async_cluster(ptx.mapa(place, dst), num_above, ptx.mapa(barrier(row, COUNTS), dst))
+
+
+def pack(low: Uint32, high: Uint32) -> Uint32:
+    """Two counts of less than 2^16 in a word."""
+    return low | (high << Uint32(16))
+
+
+@cute.jit
+def wait_for_counts(row: Row) -> Uint32:
+    """Waits until all of the row's candidates have been counted here; returns whether any CTA's list overflowed."""
+    num_above = Uint32(0)
+    if const_expr(row.config.cluster == 1):
+        num_above = ptx.ld_shared(counter(row, NUM_ABOVE))
+    else:
+        ptx.mbarrier_wait_parity(barrier(row, COUNTS), 0)
+        if row.lane < row.config.cluster:
+            num_above = ptx.ld_shared(row.smem + Uint32(row.layout.slots) + Uint32(16 + row.lane) * 4)
+    return Uint32(ptx.redux_max(num_above) > row.config.candidate_capacity)

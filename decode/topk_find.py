@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Uint32, const_expr, range_constexpr
+from cutlass import Int32, Uint32, const_expr, range_constexpr
 
-from decode.topk_config import EXACT_BINS, FAR_SHIFT, GROUP_BINS, WARP
+from decode.topk_config import EXACT_BINS, FAR_SHIFT, FINE_BINS, GROUP_BINS, WARP
 from decode.topk_keys import MIN_KEY, Row, max_u32
 from nvcomm.ptx import cluster as ptx
 
@@ -28,12 +28,15 @@ def popc(mask: Uint32) -> Uint32:
 
 
 @cute.jit
-def find_bin(row: Row, offset: int, num_bins: int, target: Uint32, packed: const_expr) -> tuple[Uint32, Uint32, Uint32]:
+def find_bin(
+    row: Row, load: const_expr, where: Uint32, num_bins: int, target: Uint32, packed: const_expr = True
+) -> tuple[Uint32, Uint32, Uint32]:
     """The bin where the running count reaches `target`; by a warp on its own, 256 bins at once.
 
     Args:
         row: the row.
-        offset: of the histogram.
+        load: `load_words` or `load_received`.
+        where: its argument.
         num_bins: of the histogram, a multiple of 256.
         target: at least 1.
         packed: a bin is two counts of 16 bits, of which the low one decides.
@@ -41,48 +44,69 @@ def find_bin(row: Row, offset: int, num_bins: int, target: Uint32, packed: const
     Returns:
         The bin, the count in the bins before it, and its own. `num_bins` where the total is less than `target`.
     """
-    at = row.smem + Uint32(offset) + Uint32(row.lane) * (4 * BINS_OF_LANE)
-    end = row.smem + Uint32(offset + 4 * num_bins)
     mask = Uint32(LOW if const_expr(packed) else 0xFFFFFFFF)
     counts = cute.make_rmem_tensor((BINS_OF_LANE,), Uint32)
+    first = Uint32(row.lane) * BINS_OF_LANE
     before = Uint32(0)
-    upto = load_counts(counts, at)
+    load(row, counts, where, first)
+    own = sum_of(counts)
+    upto = warp_inclusive_sum(own)
     total = ptx.shfl_idx(upto, Uint32(WARP - 1))
-    next_at = row.smem + Uint32(offset + 4 * BINS_AT_ONCE)
-    while (((before + total) & mask) < target) & (next_at < end):
+    end = Uint32(BINS_AT_ONCE)
+    while (((before + total) & mask) < target) & (end < num_bins):
         before = before + total
-        at = at + 4 * BINS_AT_ONCE
-        next_at = next_at + 4 * BINS_AT_ONCE
-        upto = load_counts(counts, at)
+        first = first + BINS_AT_ONCE
+        end = end + BINS_AT_ONCE
+        load(row, counts, where, first)
+        own = sum_of(counts)
+        upto = warp_inclusive_sum(own)
         total = ptx.shfl_idx(upto, Uint32(WARP - 1))
     holder = popc(ptx.ballot(((before + upto) & mask) < target))
-    own = counts[0]
-    for i in range_constexpr(1, BINS_OF_LANE):
-        own = own + counts[i]
     # What follows is right in the lane that holds the bin.
     above = before + upto - own
-    found = (at - row.smem - Uint32(offset)) >> Uint32(2)
     count = counts[0]
     for i in range_constexpr(1, BINS_OF_LANE):
         if ((above + count) & mask) < target:
             above = above + count
             count = counts[i]
-            found = found + 1
-    found = ptx.shfl_idx(found, holder)
+            first = first + 1
+    found = ptx.shfl_idx(first, holder)
     if holder == WARP:
         found = Uint32(num_bins)
     return found, ptx.shfl_idx(above, holder), ptx.shfl_idx(count, holder)
 
 
-def load_counts(counts: cute.Tensor, at: Uint32) -> Uint32:
-    """Reads this lane's 8 bins; returns the count in them and in those of the lanes below."""
-    words = [*ptx.ld_shared_v4(at), *ptx.ld_shared_v4(at + Uint32(16))]
-    total = words[0]
-    for i in range(BINS_OF_LANE):
-        counts[i] = words[i]
-        if i > 0:
-            total = total + words[i]
-    return warp_inclusive_sum(total)
+def sum_of(counts: cute.Tensor) -> Uint32:
+    """The sum of a lane's bins."""
+    total = counts[0]
+    for i in range(1, BINS_OF_LANE):
+        total = total + counts[i]
+    return total
+
+
+def load_words(row: Row, counts: cute.Tensor, offset: int, first: Uint32) -> None:
+    """Reads eight bins from `first` on of the histogram at `offset`, a word each."""
+    at = row.smem + Uint32(offset) + first * 4
+    for i, word in enumerate([*ptx.ld_shared_v4(at), *ptx.ld_shared_v4(at + Uint32(16))]):
+        counts[i] = word
+
+
+@cute.jit
+def load_received(row: Row, counts: cute.Tensor, num_stores: Uint32, first: Uint32) -> None:
+    """Adds up eight bins from `first` on of what the row's CTAs have sent: packed, of all CTAs and of those before."""
+    for i in range_constexpr(BINS_OF_LANE):
+        counts[i] = Uint32(0)
+    if first // BINS_OF_LANE < num_stores:
+        of_all = [Uint32(0)] * 4
+        of_earlier = [Uint32(0)] * 4
+        for src in range_constexpr(row.config.cluster):
+            words = ptx.ld_shared_v4(row.smem + Uint32(row.layout.received + 2 * FINE_BINS * src) + first * 2)
+            is_earlier = Uint32(Int32(src) < row.cta)
+            of_all = [total + word for total, word in zip(of_all, words, strict=True)]
+            of_earlier = [total + word * is_earlier for total, word in zip(of_earlier, words, strict=True)]
+        for i in range_constexpr(4):
+            counts[2 * i] = (of_all[i] & Uint32(LOW)) | (of_earlier[i] << Uint32(16))
+            counts[2 * i + 1] = (of_all[i] >> Uint32(16)) | (of_earlier[i] & Uint32(LOW << 16))
 
 
 def note_largest(row: Row, keys: cute.Tensor, tail: Uint32) -> None:
@@ -123,7 +147,7 @@ def group_threshold(row: Row, keys: cute.Tensor, tail: Uint32) -> tuple[Uint32, 
     cute.arch.sync_threads()
     threshold = Uint32(MIN_KEY)
     if row.warp == 0:
-        found, _, _ = find_bin(row, row.layout.groups, GROUP_BINS, Uint32(row.config.quota), False)
+        found, _, _ = find_bin(row, load_words, row.layout.groups, GROUP_BINS, Uint32(row.config.quota), False)
         # The smallest key of the bin.
         distance = found
         if found >= EXACT_BINS:

@@ -4,17 +4,16 @@
 1. Each CTA streams its share and keeps maxima: one a vector, one a group of elements. Its threshold is about the
    ceil(k / CTAs)-th largest of its group maxima. Groups are disjoint, so at least k elements of the row reach the
    smallest of the CTAs' thresholds, whatever the data; with random data hardly more than k do.
-2. One exchange agrees on that threshold. Vectors whose maximum reaches it have been kept, or are read again; their
-   elements above it become candidates. Of elements equal to it a CTA keeps k: more cannot be wanted.
-3. Candidates are counted, by key, in a histogram that every CTA holds complete, with the count of earlier CTAs
-   beside it. After that second exchange each CTA finds the k-th key and writes its own winners where they belong.
+2. One exchange agrees on that threshold. Vectors whose maximum reaches it are read again and held in registers; their
+   elements that reach it are candidates, and counted by key. More vectors than lanes are listed instead.
+3. A second exchange gives every CTA everybody's counts: it finds the k-th key, and where its own winners belong.
 
 Only when some CTA has more candidates than fit (data whose top crowds into few groups) the row is counted again
 without lists (`topk_ordered`). The branch is taken on the device by all CTAs of a row alike.
 
 Memory order: remote accesses to shared memory come after the first cluster barrier (all CTAs have started and cleared
-theirs). Both exchanges are asynchronous and counted by an mbarrier of their destination, which waits for them before it
-exits. A cluster barrier there would drop L1, and with it the vectors to be read again.
+theirs). Both exchanges are asynchronous stores counted by an mbarrier of their destination, which waits for them
+before it exits. A cluster barrier there would drop L1, and with it the batches to be read again.
 Logits and lengths are read, and `out` is written, only after griddepcontrol.wait.
 """
 
@@ -24,21 +23,12 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Int32, Int64, Uint32, const_expr, range_constexpr
 
-from decode.topk_capture import new_capture
-from decode.topk_config import BLOCK_COLUMNS, VECTOR_BYTES, VECTOR_COLUMNS, WARP, SharedLayout, TopkConfig
-from decode.topk_emit import emit, find_kth, has_work, put
-from decode.topk_exchange import (
-    NUM_ABOVE,
-    NUM_EQUAL,
-    OVERFLOW,
-    counter,
-    exchange_bracket,
-    prepare,
-    wait_for_counts,
-)
+from decode.topk_config import BLOCK_COLUMNS, PDL_BYTES, VECTOR_BYTES, VECTOR_COLUMNS, WARP, SharedLayout, TopkConfig
+from decode.topk_emit import emit, find_kth, put
+from decode.topk_exchange import exchange_bracket, exchange_counts, prepare
 from decode.topk_find import group_threshold
 from decode.topk_harvest import harvest
-from decode.topk_keys import MIN_KEY, Quad, Row, first_vector, ld_vector_below, min_u32, tail_key
+from decode.topk_keys import MIN_KEY, Quad, Row, first_vector, ld_vector_below, tail_key
 from decode.topk_ordered import count_all, emit_in_order
 from decode.topk_stream import stream
 from nvcomm.ptx import cluster as ptx
@@ -79,7 +69,8 @@ class TopkKernel:
             stream: CUDA stream.
         """
         cluster = self.config.cluster
-        self.kernel(logits, lengths, out, row_bytes, out_row_bytes, num_columns, rows_per_length).launch(
+        short_columns = Int32(PDL_BYTES // 2) // num_rows
+        self.kernel(logits, lengths, out, row_bytes, out_row_bytes, num_columns, rows_per_length, short_columns).launch(
             grid=(num_rows * cluster, 1, 1),
             block=(self.config.threads, 1, 1),
             cluster=(cluster, 1, 1) if cluster > 1 else None,
@@ -87,7 +78,7 @@ class TopkKernel:
             stream=stream,
             min_blocks_per_mp=max(1, 1024 // self.config.threads),
             preferred_smem_carveout=-1,  # the driver's default; left out, the compiler asks the driver for a GPU
-            use_pdl=self.config.pdl,
+            use_pdl=self.config.pdl != "off",
         )
 
     @cute.kernel
@@ -100,14 +91,13 @@ class TopkKernel:
         out_row_bytes: Int64,
         num_columns: Int32,
         rows_per_length: Int32,
+        short_columns: Int32,
     ) -> None:
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
-        smem = ptx.shared_base()
-        if const_expr(not config.captures):
-            # From a shuffle, so that it stays in a register: else the CTA's rank is read, slowly, at every use.
-            smem = ptx.shfl_idx(smem, Uint32(0))
+        # From a shuffle, so that it stays in a register: else the CTA's rank is read, slowly, at every use.
+        smem = ptx.shfl_idx(ptx.shared_base(), Uint32(0))
         stamps = cute.make_rmem_tensor((NUM_STAMPS,), Uint32)
         stamp(config, stamps, 0)
         prepare(config, smem, thread)
@@ -115,19 +105,18 @@ class TopkKernel:
             ptx.cluster_wait_acquire()
         else:
             cute.arch.sync_threads()
-        if const_expr(config.pdl):
+        if const_expr(config.pdl != "off"):
             cute.arch.griddepcontrol_wait()
+        if const_expr(config.pdl == "always"):
             # Every reader of `out` waits for this grid's end; the trigger only lets the next grid get ready.
             cute.arch.griddepcontrol_launch_dependents()
         stamp(config, stamps, 1)
         row_index = block // config.cluster
         cta = block % config.cluster
         data = logits + Int64(row_index) * row_bytes
-        # The first vectors do not wait for the length: they are in the buffer, whether they count or not.
-        early = []
-        for u in range_constexpr(config.early):
-            vector = first_vector(config, cta, thread) + u * config.step_vectors
-            early.append(ld_vector_below(data + Int64(vector) * VECTOR_BYTES, vector, num_columns // VECTOR_COLUMNS))
+        # The first vector does not wait for the length: it is in the buffer, whether it counts or not.
+        vector = first_vector(config, cta, thread)
+        first = ld_vector_below(data + Int64(vector) * VECTOR_BYTES, vector, num_columns // VECTOR_COLUMNS)
         length_index = row_index
         if const_expr(config.mode == "blocks"):
             length_index = row_index // rows_per_length
@@ -137,6 +126,9 @@ class TopkKernel:
             length = num_columns
         if length < 0:
             length = Int32(0)
+        if const_expr(config.pdl == "short"):  # noqa: SIM102
+            if length <= short_columns:
+                cute.arch.griddepcontrol_launch_dependents()
         out_row = out + Int64(row_index) * out_row_bytes
         lane = thread % WARP
         warp = cute.arch.make_warp_uniform(thread // WARP)
@@ -148,7 +140,7 @@ class TopkKernel:
             if length <= config.k:
                 take_all(row, length)
             else:
-                select(row, early, stamps)
+                select(row, first, stamps)
         else:
             num_blocks = (length + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
             num_select = num_blocks - 1
@@ -164,7 +156,7 @@ class TopkKernel:
             if num_blocks <= 1:
                 fill(row, Uint32(0))
             else:
-                select(row, early, stamps)
+                select(row, first, stamps)
 
 
 @cute.jit
@@ -196,40 +188,32 @@ def fill(row: Row, first: Uint32) -> None:
 
 
 @cute.jit
-def select(row: Row, early: list[Quad], stamps: cute.Tensor) -> None:
+def select(row: Row, first: Quad, stamps: cute.Tensor) -> None:
     """The top `num_select` elements of a row that has more than that, or in block mode at least that many."""
     config = row.config
     tail = Uint32(0)
     if (row.cta == 0) & (row.thread < row.num_tail):
         tail = tail_key(row, row.thread)
     groups = cute.make_rmem_tensor((config.groups_per_thread,), Uint32)
-    known = new_capture()
-    num_batches = stream(row, groups, early, known)
+    num_batches = stream(row, groups, first)
     stamp(config, stamps, 3)
     own_threshold, own_largest = group_threshold(row, groups, tail)
     stamp(config, stamps, 4)
     bracket = exchange_bracket(row, own_threshold, own_largest)
     stamp(config, stamps, 5)
-
-    num_sent = harvest(row, bracket, num_batches, tail, known)
+    held = harvest(row, bracket, num_batches, tail)
     stamp(config, stamps, 6)
-    wait_for_counts(row, num_sent)
-    num_above = Int32(ptx.ld_shared(counter(row, NUM_ABOVE)))
-    num_equal = Int32(min_u32(ptx.ld_shared(counter(row, NUM_EQUAL)), Uint32(config.k)))
+    exchange_counts(row, bracket)
     stamp(config, stamps, 7)
-
-    kth = Uint32(0)
-    above = Uint32(0)
-    if ptx.ld_shared(counter(row, OVERFLOW)) != 0:
+    kth, above, count, overflow = find_kth(row, bracket, held)
+    stamp(config, stamps, 8)
+    if overflow != 0:
         kth, above = count_all(row)
         emit_in_order(row, kth, above)
-    elif has_work(row, bracket, num_above, num_equal):
-        kth, above, count = find_kth(row, bracket, num_above, num_equal)
-        stamp(config, stamps, 8)
-        if const_expr(config.deterministic):
-            emit_in_order(row, kth, above & Uint32(0xFFFF))
-        else:
-            emit(row, bracket.threshold, kth, above, count, num_above, num_equal)
+    elif const_expr(config.deterministic):
+        emit_in_order(row, kth, above & Uint32(0xFFFF))
+    else:
+        emit(row, bracket.threshold, held, kth, above, count)
     if const_expr(config.mode == "blocks"):
         end = row.num_select
         if kth == MIN_KEY:

@@ -7,6 +7,7 @@ smallest key 0x0080, +inf 0xFF80, and every NaN, whatever its sign, 0xFFFF. 0 is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import cutlass.cute as cute
@@ -108,11 +109,12 @@ def value_below(key: Uint32) -> Uint32:
     return value_pair(min_u32(key - 1, Uint32(INF_KEY)))
 
 
-def marks_above(pairs: Quad, bound: Uint32) -> Uint32:
-    """Bit i says that half i of the 8 halves is above `bound`'s, or that either is NaN."""
+def marks_above(pairs: Sequence[Uint32], bound: Uint32) -> Uint32:
+    """Bit i says that half i of the pairs is above `bound`'s, or that either is NaN."""
+    last = len(pairs)
     lines = " ".join(
-        f"setp.gtu.bf16x2 p|q, {{$r{i}}}, {{$r4}}; @p or.b32 m, m, {1 << (2 * i)}; @q or.b32 m, m, {2 << (2 * i)};"
-        for i in range(4)
+        f"setp.gtu.bf16x2 p|q, {{$r{i}}}, {{$r{last}}}; @p or.b32 m, m, {1 << (2 * i)}; @q or.b32 m, m, {2 << (2 * i)};"
+        for i in range(last)
     )
     return cute.arch.inline_ptx(
         "{ .reg .pred p, q; .reg .b32 m; mov.b32 m, 0; " + lines + " mov.b32 {$w0}, m; }",

@@ -14,7 +14,7 @@ from cutlass import Int32, Uint32, const_expr, range_constexpr
 from decode.topk_config import ORDER_BINS, SUB_BINS, WARP
 from decode.topk_emit import put
 from decode.topk_exchange import cluster_sync
-from decode.topk_find import find_bin, popc, warp_inclusive_sum
+from decode.topk_find import find_bin, load_words, popc, warp_inclusive_sum
 from decode.topk_keys import MAX_KEY, MIN_KEY, Row, keys_of_vector
 from nvcomm.ptx import cluster as ptx
 
@@ -74,7 +74,7 @@ def count_all(row: Row) -> tuple[Uint32, Uint32]:
             sums = [total + word for total, word in zip(sums, words, strict=True)]
         ptx.st_shared_v4(row.smem + Uint32(layout.above_index) + at, tuple(sums))
     cute.arch.sync_threads()
-    upper, above, _ = find_bin(row, layout.above_index, ORDER_BINS, row.num_select, False)
+    upper, above, _ = find_bin(row, load_words, layout.above_index, ORDER_BINS, row.num_select, False)
     add_row(row, layout.sub, upper, True)
     cluster_sync(row)
     count = zero
@@ -162,14 +162,15 @@ def positions_before(row: Row, above: Uint32, equal: Uint32) -> tuple[Uint32, Ui
     earlier = Uint32(row.lane < row.warp)
     above_before = ptx.redux_add(warp_above * earlier)
     equal_before = ptx.redux_add(warp_equal * earlier)
-    # The slots still hold the bracket, which every thread has read by now: two barriers lie between.
+    # The first slots hold the bracket, which every thread of every CTA had read before counts were sent. The second may
+    # still be looked at.
     if row.thread < config.cluster:
         ptx.st_shared_cluster(ptx.mapa(slots + Uint32(row.cta) * 4, Uint32(row.thread)), all_above)
-        ptx.st_shared_cluster(ptx.mapa(slots + Uint32(16 + row.cta) * 4, Uint32(row.thread)), all_equal)
+        ptx.st_shared_cluster(ptx.mapa(slots + Uint32(32 + row.cta) * 4, Uint32(row.thread)), all_equal)
     cluster_sync(row)
     cta_above = Uint32(0)
     cta_equal = Uint32(0)
     if row.lane < row.cta:
         cta_above = ptx.ld_shared(slots + Uint32(row.lane) * 4)
-        cta_equal = ptx.ld_shared(slots + Uint32(16 + row.lane) * 4)
+        cta_equal = ptx.ld_shared(slots + Uint32(32 + row.lane) * 4)
     return above_before + ptx.redux_add(cta_above), equal_before + ptx.redux_add(cta_equal)

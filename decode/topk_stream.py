@@ -7,7 +7,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32, const_expr, range_constexpr
 
-from decode.topk_capture import capture, is_whole
 from decode.topk_config import UNROLL, VECTOR_BYTES
 from decode.topk_keys import (
     NEG_INF_PAIR,
@@ -59,14 +58,13 @@ def fold(row: Row, quads: list[Quad]) -> tuple[list[Uint32], list[Uint32]]:
 
 
 @cute.jit
-def stream(row: Row, groups: cute.Tensor, early: list[Quad], known: cute.Tensor) -> Int32:
+def stream(row: Row, groups: cute.Tensor, first: Quad) -> Int32:
     """Reads the row once: a maximum per vector to shared memory, this thread's group maxima (keys) to `groups`.
 
     Args:
         row: the row, of at least one vector.
         groups: registers for the keys.
-        early: this thread's first vectors, which were read before the row's length was known.
-        known: of `topk_capture`.
+        first: this thread's first vector, which was read before the row's length was known.
 
     Returns:
         The number of batches.
@@ -77,25 +75,17 @@ def stream(row: Row, groups: cute.Tensor, early: list[Quad], known: cute.Tensor)
     best = cute.make_rmem_tensor((num_best_pairs(row),), Uint32)
     for i in range_constexpr(cute.size(best)):
         best[i] = Uint32(NEG_INF_PAIR)
-    read_batch(row, best, known, Int32(0), num_steps, num_batches, early)
+    read_batch(row, best, Int32(0), num_steps, [first])
     if const_expr(config.batches > 1):
         for batch in cutlass.range(1, num_batches, unroll=1):
-            read_batch(row, best, known, batch, num_steps, num_batches, [])
+            read_batch(row, best, batch, num_steps, [])
     group_keys(row, best, groups)
     return num_batches
 
 
 @cute.jit
-def read_batch(
-    row: Row,
-    best: cute.Tensor,
-    known: cute.Tensor,
-    batch: Int32,
-    num_steps: Int32,
-    num_batches: Int32,
-    early: list[Quad],
-) -> None:
-    """Reads one batch and folds it into `best`."""
+def read_batch(row: Row, best: cute.Tensor, batch: Int32, num_steps: Int32, early: list[Quad]) -> None:
+    """Reads one batch, of which `early` is there already, and folds it into `best`."""
     config = row.config
     steps = cute.make_rmem_tensor((PAIRS,), Uint32)
     places = cute.make_rmem_tensor((PAIRS,), Uint32)
@@ -104,10 +94,8 @@ def read_batch(
         places[i] = Uint32(NEG_INF_PAIR)
     vector = vector_at(row, batch, Int32(0), row.thread)
     addr = vector_address(row, vector)
-    if is_whole(row, batch):
-        quads = load_batch(row, steps, places, addr, early)
-        if const_expr(config.captures):
-            capture(row, known, batch, num_batches, quads, steps, best)
+    if vector + (UNROLL - 1) * config.step_vectors < row.num_vectors:
+        load_batch(row, steps, places, addr, early)
     else:
         # Few steps are left in a short row: no need to look at eight.
         steps_left = num_steps - batch * UNROLL
@@ -137,12 +125,10 @@ def group_keys(row: Row, best: cute.Tensor, groups: cute.Tensor) -> None:
 
 
 @cute.jit
-def load_batch(row: Row, steps: cute.Tensor, places: cute.Tensor, addr: Int64, early: list[Quad]) -> list[Quad]:
+def load_batch(row: Row, steps: cute.Tensor, places: cute.Tensor, addr: Int64, early: list[Quad]) -> None:
     """A batch that exists as a whole: 8 loads in flight, then their maxima."""
     stride = row.config.step_vectors * VECTOR_BYTES
-    quads = early + [memory.ld_weak_v4(addr + Int64(u * stride)) for u in range(len(early), UNROLL)]
-    store(row, steps, places, quads)
-    return quads
+    store(row, steps, places, early + [memory.ld_weak_v4(addr + Int64(u * stride)) for u in range(len(early), UNROLL)])
 
 
 @cute.jit

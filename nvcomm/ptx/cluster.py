@@ -166,14 +166,6 @@ def st_async_cluster_v4(addr: Uint32, words: Quad, mbarrier: Uint32) -> None:
     )
 
 
-def red_async_add_cluster(addr: Uint32, value: Uint32, mbarrier: Uint32) -> None:
-    """Adds to a counter of a CTA of the cluster, 4 bytes for the mbarrier there; both addresses are from `mapa`."""
-    cute.arch.inline_ptx(
-        "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [{$r0}], {$r1}, [{$r2}];",
-        read_only_args=[addr, value, mbarrier],
-    )
-
-
 def shfl_idx(value: Uint32, lane: Uint32) -> Uint32:
     """The value of `lane`; all 32 lanes take part."""
     return cute.arch.inline_ptx(
@@ -201,11 +193,6 @@ def ballot(predicate: Boolean) -> Uint32:
         write_only_types=[Uint32],
         read_only_args=[Uint32(predicate)],
     )
-
-
-def lanes_below() -> Uint32:
-    """A bit for each lane below this one."""
-    return Uint32(cute.arch.lanemask_lt())
 
 
 def redux_add(value: Uint32) -> Uint32:
