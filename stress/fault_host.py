@@ -30,7 +30,7 @@ from nvcomm.host import HostEngine
 from nvcomm.host.port import Port
 from nvcomm.host.transport import DirectTransport
 from nvcomm.host.words import Words
-from nvcomm.mailbox import GENERATION_MASK
+from stress.fault_common import EVERY_RANK, FIRST, GOES_ON, TIMED_OUT, WORDS, disagreements, wraps
 from stress.fault_table import (
     AS_BEFORE,
     CALLS_BEFORE,
@@ -39,10 +39,6 @@ from stress.fault_table import (
     ODD_RANK,
     RANKS,
     RESET,
-    RESET_OR_NOT,
-    SUCCESS,
-    UNDEFINED,
-    Ending,
     Fault,
     Row,
     Sight,
@@ -51,14 +47,7 @@ from stress.fault_table import (
 )
 
 TIMEOUT_S = 1.0
-WORDS = 64
 LIMIT_S = 30.0  # for all ranks of a fault to end
-EVERY_RANK = tuple(range(RANKS))
-FIRST = (CALLS_BEFORE, CALLS_BEFORE % 2)
-TIMED_OUT = Ending("PeerTimeoutError", ODD_RANK, (FIRST,))
-MISMATCH = Ending("CollectiveMismatchError")
-GOES_ON = Ending(SUCCESS, then=AS_BEFORE)
-ANYTHING = Ending(UNDEFINED, then=RESET_OR_NOT)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -233,30 +222,9 @@ FAULTS: tuple[Fault[Work], ...] = (
         "is interrupted (SIGINT) in mid-collective",
         replace(TIMED_OUT, places=((CALLS_BEFORE + 1, 0),)), interrupted,
     ),
-    Fault(
-        "calls with another size, device checks on",
-        MISMATCH, other_tensor(torch.ones(2 * WORDS, dtype=torch.int32)), EVERY_RANK, device_checks=True,
-    ),
-    Fault(
-        "calls with another size, device checks off",
-        ANYTHING, other_tensor(torch.ones(2 * WORDS, dtype=torch.int32)), EVERY_RANK,
-    ),
-    Fault(
-        "calls with another dtype, device checks on",
-        MISMATCH, other_tensor(torch.ones(WORDS)), EVERY_RANK, device_checks=True,
-    ),
-    Fault("calls with another dtype, device checks off", ANYTHING, other_tensor(torch.ones(WORDS)), EVERY_RANK),
-    Fault("calls another operation, device checks on", MISMATCH, other_operation, EVERY_RANK, device_checks=True),
-    Fault("calls another operation, device checks off", ANYTHING, other_operation, EVERY_RANK),
+    *disagreements(other_tensor, other_operation),
     Fault("calls from two threads at once", replace(GOES_ON, result="UsageError"), overlapping_threads, (0,)),
-    Fault(
-        "counts over the end of 32 bits", GOES_ON, many_calls, EVERY_RANK,
-        generation=GENERATION_MASK - CALLS_BEFORE - 2,
-    ),
-    Fault(
-        "never arrives just when the count wraps", replace(TIMED_OUT, places=((0, 1),)), never_arrives,
-        generation=GENERATION_MASK + 1 - CALLS_BEFORE,
-    ),
+    *wraps(many_calls, never_arrives),
 )  # fmt: skip
 
 

@@ -22,8 +22,8 @@ import torch
 import nvcomm
 from nvcomm.communicator import Communicator
 from nvcomm.errors import NvcommError
-from nvcomm.mailbox import GENERATION_MASK
 from nvcomm.virtual import VirtualWorld
+from stress.fault_common import ANYTHING, EVERY_RANK, GOES_ON, MISMATCH, TIMED_OUT, WORDS, disagreements, wraps
 from stress.fault_table import (
     AS_BEFORE,
     CALLS_BEFORE,
@@ -31,10 +31,6 @@ from stress.fault_table import (
     ODD_RANK,
     RANKS,
     RESET,
-    RESET_OR_NOT,
-    SUCCESS,
-    UNDEFINED,
-    Ending,
     Fault,
     Row,
     Sight,
@@ -43,12 +39,6 @@ from stress.fault_table import (
 )
 
 TIMEOUT_S = 0.5
-WORDS = 64
-EVERY_RANK = tuple(range(RANKS))
-TIMED_OUT = Ending("PeerTimeoutError", ODD_RANK, ((CALLS_BEFORE, CALLS_BEFORE % 2),))
-MISMATCH = Ending("CollectiveMismatchError")
-GOES_ON = Ending(SUCCESS, then=AS_BEFORE)
-ANYTHING = Ending(UNDEFINED, then=RESET_OR_NOT)
 # Again and again: a signal that comes before the stop is lost.
 CONTINUES = """
 import os, signal, sys, time
@@ -213,21 +203,7 @@ FAULTS: tuple[Fault[Work], ...] = (
     Fault("raises between two calls", TIMED_OUT, raises_between_calls),
     Fault("is stopped (SIGSTOP) and continued in time", GOES_ON, stopped_for(TIMEOUT_S / 4), EVERY_RANK),
     Fault("is stopped (SIGSTOP) for longer than the timeout", TIMED_OUT, stopped_for(TIMEOUT_S * 1.5)),
-    Fault(
-        "calls with another size, device checks on",
-        MISMATCH, other_tensor(torch.ones(2 * WORDS, dtype=torch.int32)), EVERY_RANK, device_checks=True,
-    ),
-    Fault(
-        "calls with another size, device checks off",
-        ANYTHING, other_tensor(torch.ones(2 * WORDS, dtype=torch.int32)), EVERY_RANK,
-    ),
-    Fault(
-        "calls with another dtype, device checks on",
-        MISMATCH, other_tensor(torch.ones(WORDS)), EVERY_RANK, device_checks=True,
-    ),
-    Fault("calls with another dtype, device checks off", ANYTHING, other_tensor(torch.ones(WORDS)), EVERY_RANK),
-    Fault("calls another operation, device checks on", MISMATCH, other_operation, EVERY_RANK, device_checks=True),
-    Fault("calls another operation, device checks off", ANYTHING, other_operation, EVERY_RANK),
+    *disagreements(other_tensor, other_operation),
     Fault("calls from two streams at once", GOES_ON, overlapping_streams, EVERY_RANK),
     Fault(
         "replays two graphs at once, device checks on",
@@ -236,14 +212,7 @@ FAULTS: tuple[Fault[Work], ...] = (
     Fault("replays two graphs at once, device checks off", ANYTHING, overlapping_graphs, (0,)),
     Fault("destroys its graph under way and captures again", GOES_ON, captured_again, EVERY_RANK),
     Fault("only replays graphs, and another rank never arrives", TIMED_OUT, graphs_without_a_rank),
-    Fault(
-        "counts over the end of 32 bits", GOES_ON, right_calls, EVERY_RANK,
-        generation=GENERATION_MASK - CALLS_BEFORE - 2,
-    ),
-    Fault(
-        "never arrives just when the count wraps", replace(TIMED_OUT, places=((0, 1),)), never_arrives,
-        generation=GENERATION_MASK + 1 - CALLS_BEFORE,
-    ),
+    *wraps(right_calls, never_arrives),
 )  # fmt: skip
 
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 import platform
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from nvcomm import __version__, topology
+from nvcomm.doctor_system import cpu_name
 
 PACKAGES = ("torch", "numpy", "nvidia-cutlass-dsl", "apache-tvm-ffi", "cuda-bindings")
 
@@ -17,7 +17,7 @@ PACKAGES = ("torch", "numpy", "nvidia-cutlass-dsl", "apache-tvm-ffi", "cuda-bind
 def describe(*, gpu_index: int | None) -> dict[str, Any]:
     """Processor, GPU and versions; `gpu_index` is the GPU that was used, or None."""
     facts: dict[str, Any] = {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cpu_cores": len(os.sched_getaffinity(0)),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
@@ -40,11 +40,3 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor() or "unknown"
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -25,6 +25,7 @@ class Watchdog:
         limit_s: seconds without a beat.
         explain: (reason) -> everything that can be found out without the main thread.
         on_hang: writes the report.
+        end: ends the process (a stand-in in tests).
     """
 
     def __init__(
