@@ -20,7 +20,7 @@ _WANTED: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None, str, str]] = {
     "apache-tvm-ffi": ((0, 1, 9), None, "gpu", _INSTALL_GPU),
     "cuda-bindings": ((13,), None, "gpu", _INSTALL_GPU),
 }
-_OPTIONAL = ("mpi4py", "matplotlib", "scipy", "typer", "rich")
+_OPTIONAL = ("mpi4py", "matplotlib", "rich")
 _TORCH = (
     "import json, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda, "
     "'sees_gpus': torch.cuda.device_count(), 'distributed': torch.distributed.is_available()}))"
