@@ -53,7 +53,7 @@ def decode_topk(
         serialization: it waits for the kernel before it before it reads or writes global memory.
     """
     if k not in SUPPORTED_K:
-        raise UsageError(f"k is {k!r}; decode_topk selects one of {SUPPORTED_K} columns.")
+        raise UsageError(f"k is {k!r}; wanted one of {SUPPORTED_K}.")
     out = _check(logits, lengths, k, out, rows_per_length=1)
     if logits.device.type == "cpu":
         return out.copy_(reference.topk(logits, lengths, k))
@@ -157,21 +157,26 @@ def _check(
             "Split the rows over several calls."
         )
     if columns > 1 and logits.stride(1) != 1:
-        raise UsageError(f"logits have column stride {logits.stride(1)}; columns have to be contiguous (stride 1).")
+        raise UsageError(
+            f"logits have column stride {logits.stride(1)}; wanted 1, contiguous columns: call .contiguous()."
+        )
     if rows > 1 and (logits.stride(0) % 8 != 0 or logits.stride(0) < columns):
         raise UsageError(
             f"logits have row stride {logits.stride(0)}; rows have to start at multiples of 16 bytes (8 columns) and "
             f"not overlap ({columns} columns): pad the buffer."
         )
     if logits.numel() > 0 and logits.data_ptr() % 16 != 0:
-        raise UsageError(f"logits start at address {logits.data_ptr():#x}, which is not a multiple of 16 bytes.")
+        raise UsageError(
+            f"logits start at address {logits.data_ptr():#x}, which is not a multiple of 16 bytes: begin at a "
+            "column that is a multiple of 8, or copy them."
+        )
     if lengths.dtype != torch.int32 or tuple(lengths.shape) != (rows // rows_per_length,) or rows % rows_per_length:
         raise UsageError(
             f"lengths are {lengths.dtype} of shape {tuple(lengths.shape)}; {rows} rows that share lengths in groups of "
             f"{rows_per_length} need int32 of shape ({rows / rows_per_length:g},)."
         )
     if not lengths.is_contiguous():
-        raise UsageError("lengths are not contiguous.")
+        raise UsageError(f"lengths have stride {lengths.stride()}; wanted them contiguous: call .contiguous().")
     if out is None:
         out = torch.empty((rows, k), dtype=torch.int32, device=logits.device)
     elif out.dtype != torch.int32 or tuple(out.shape) != (rows, k) or out.stride(1) != 1:
@@ -180,12 +185,12 @@ def _check(
             "contiguous columns."
         )
     if rows > 1 and out.stride(0) < k:
-        raise UsageError(f"out has row stride {out.stride(0)}: its rows of {k} indices overlap.")
+        raise UsageError(f"out has row stride {out.stride(0)}: its rows overlap. Give it a row stride of at least {k}.")
     for name, tensor in (("lengths", lengths), ("out", out)):
         if tensor.device != logits.device:
             raise UsageError(f"logits are on {logits.device}, {name} on {tensor.device}; pass all on one device.")
     if logits.device.type not in {"cpu", "cuda"}:
         raise UsageError(
-            f"logits are on {logits.device}; decode_topk runs on CUDA GPUs, and on the CPU as a reference."
+            f"logits are on {logits.device}; wanted a CUDA GPU, or the CPU, where the reference answers: move them."
         )
     return out

@@ -230,7 +230,9 @@ def from_environment(timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreGroup:
     except ValueError as error:
         raise UsageError(f"{error}. Start the program with torchrun or mpiexec, or set what torchrun sets.") from error
     except RuntimeError as error:
-        raise GroupError(f"the store of MASTER_ADDR and MASTER_PORT was not reached: {error}") from error
+        raise GroupError(
+            f"the store of MASTER_ADDR and MASTER_PORT was not reached: {error}. Find out whether rank 0 runs there."
+        ) from error
     return StoreGroup(store, rank, world_size, _fresh_prefix(store, rank))
 
 
@@ -304,7 +306,9 @@ def _encode(envelope: dict[str, JSON]) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"an answer has to be JSON: {error}") from error
     if len(text) > MAX_ANSWER_BYTES:
-        raise UsageError(f"an answer of {len(text)} bytes is too large: at most {MAX_ANSWER_BYTES} are exchanged.")
+        raise UsageError(
+            f"an answer has {len(text)} bytes; wanted at most {MAX_ANSWER_BYTES}: send tensors by a collective instead."
+        )
     return text
 
 
@@ -317,7 +321,10 @@ def _decode(data: bytes, rank: int) -> dict[str, Any]:
     tag, world_size = fields.get("tag"), fields.get("world_size")
     sound = isinstance(tag, str) and isinstance(world_size, int) and 0 < world_size <= MAX_WORLD_SIZE
     if not sound or not fields.keys() & {"value", "error"}:
-        raise GroupError(f"rank {rank} answered {data[:64]!r} ({len(data)} bytes), which is none of our envelopes.")
+        raise GroupError(
+            f"rank {rank} answered {data[:64]!r} ({len(data)} bytes), which is none of our envelopes: see whether "
+            "another version of nvcomm, or another program, writes to this store."
+        )
     return fields
 
 

@@ -116,7 +116,7 @@ class VirtualWorld(Sequence[Communicator]):
         """The stream of `rank` on a GPU; capture graphs of single ranks on it."""
         stream = self._comms[rank].stream
         if stream is None:
-            raise UsageError("ranks on the CPU are threads: they have no stream.")
+            raise UsageError("ranks on the CPU are threads and have no stream: call run(), which works on both.")
         return stream
 
     def reset(self) -> None:

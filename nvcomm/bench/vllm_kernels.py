@@ -31,7 +31,9 @@ def vllm_contender(plan: Plan, group: StoreGroup, device: torch.device, most_byt
     try:
         library = ctypes.CDLL(str(plan.vllm_library))
     except OSError as error:
-        raise UnsupportedError(f"--vllm-library {plan.vllm_library}: {error}") from error
+        raise UnsupportedError(
+            f"--vllm-library {plan.vllm_library}: {error}. benchmarks/vllm_all_reduce.cu says how to build it."
+        ) from error
     library.vllm_create.restype = ctypes.c_void_p
     library.vllm_all_reduce.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
     shared = SharedInput(plan, group, device, most_bytes)

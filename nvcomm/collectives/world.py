@@ -91,7 +91,10 @@ def build_peer(group: Group, device: torch.device, options: Options) -> DeviceEn
     """One rank of a world of processes, each with a GPU or a share of one. Collective; see `Communicator`."""
     refuse_capture()
     if not isinstance(group, StoreGroup):
-        raise UsageError(f"group is a {type(group).__name__}; GPU ranks need a StoreGroup: PyTorch maps their memory.")
+        raise UsageError(
+            f"group is a {type(group).__name__}; GPU ranks need a store, through which PyTorch maps their memory: pass "
+            "a torch process group, an mpi4py communicator or an nvcomm.group.StoreGroup."
+        )
     layout = MailboxLayout(group.world_size, options.max_bytes)
     ours: dict[str, Any] = {
         "max_bytes": options.max_bytes,
@@ -122,7 +125,8 @@ def build_peer(group: Group, device: torch.device, options: Options) -> DeviceEn
         memory = SymmetricMemory(group, device, layout.size_bytes, multicast=wanted, timeout_s=options.timeout_s)
         if options.transport == "multicast" and not memory.multicast_ptr:
             memory.close()
-            raise UnsupportedError("transport='multicast': " + (_why_no_multicast() or "a rank's GPU has none."))
+            why_not = _why_no_multicast() or "a rank's GPU has none."
+            raise UnsupportedError(f"transport='multicast': {why_not} Take transport='auto', or see `nvcomm doctor`.")
         engines: list[DeviceEngine] = []
         try:
             # Nobody publishes into a mailbox not yet armed. A rank whose cache is cold compiles first.

@@ -17,7 +17,7 @@ def input_bytes(x: torch.Tensor, max_bytes: int) -> Bytes:
     """
     array = _bytes(x, "x")
     if len(array) > max_bytes:
-        raise UsageError(f"x has {len(array)} bytes; this communicator was built for {max_bytes}.")
+        raise UsageError(f"x has {len(array)} bytes; this communicator was built for {max_bytes}: raise max_bytes.")
     return array
 
 

@@ -201,7 +201,9 @@ class _Builder:
         )
         sizes = [fact["size"] for fact in facts]
         if len(set(sizes)) > 1:
-            raise CapabilityError(f"ranks disagree on the size of a mailbox: {sizes} bytes by rank.")
+            raise CapabilityError(
+                f"ranks disagree on the size of a mailbox: {sizes} bytes by rank. Give all of them the same max_bytes."
+            )
         shared_gpu = len({fact["uuid"] for fact in facts}) < len(facts)
         wanted = all(fact["multicast"] for fact in facts) and not shared_gpu
         tensor, reason = _attempt(lambda: self.api.allocate(self.size_bytes, self.device))
@@ -278,7 +280,10 @@ class _Builder:
                 late,
             )
         if failed:
-            raise CapabilityError(f"ranks cannot map each other's memory: {_listed(failed)}.", failed)
+            raise CapabilityError(
+                f"ranks cannot map each other's memory: {_listed(failed)}. `nvcomm doctor` tells what GPUs can map.",
+                failed,
+            )
         return tensor, result, all(answer["multicast"] for answer in answers)
 
     def _vote(self, step: str, reason: str | None, value: dict[str, JSON]) -> list[dict[str, Any]]:

@@ -137,10 +137,11 @@ def build(group, *, timeout_s=20.0, **fake):
 
 
 @pytest.fixture(autouse=True)
-def folders(monkeypatch):
+def folders(monkeypatch, tmp_path):
     """Temporary folders go below here; multicast is not switched off by the surroundings.
 
-    Not `tmp_path`, which is too long for a socket's path in a worker of pytest-xdist.
+    Not `tmp_path`, which is too long for a socket's path in a worker of pytest-xdist; but it comes first, so that
+    pytest's own folders are made elsewhere.
     """
     with tempfile.TemporaryDirectory(prefix="nvcomm-") as name:
         folder = Path(name)
