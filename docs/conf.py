@@ -38,5 +38,5 @@ def setup(app):
     app.connect("autodoc-process-docstring", _escape_lone_stars)
 
 
-def _escape_lone_stars(app, what, name, obj, options, lines):  # noqa: PLR0913
+def _escape_lone_stars(app, what, name, obj, options, lines):
     lines[:] = [re.sub(r"(?<![\w*`\\])\*(?=\w)(?!\w+\*)", r"\\*", line) for line in lines]

@@ -35,34 +35,34 @@ class Driver:
         """Raises OSError where there is no libcuda.so.1."""
         self._library = ctypes.CDLL("libcuda.so.1") if library is None else library
 
-    def cuInit(self, flags: int) -> tuple[int]:  # noqa: N802
+    def cuInit(self, flags: int) -> tuple[int]:
         return (self._library.cuInit(flags),)
 
-    def cuDriverGetVersion(self) -> tuple[int, int]:  # noqa: N802
+    def cuDriverGetVersion(self) -> tuple[int, int]:
         return self._number("cuDriverGetVersion")
 
-    def cuDeviceGetCount(self) -> tuple[int, int]:  # noqa: N802
+    def cuDeviceGetCount(self) -> tuple[int, int]:
         return self._number("cuDeviceGetCount")
 
-    def cuDeviceGet(self, index: int) -> tuple[int, int]:  # noqa: N802
+    def cuDeviceGet(self, index: int) -> tuple[int, int]:
         return self._number("cuDeviceGet", index)
 
-    def cuDeviceGetAttribute(self, attribute: int, device: int) -> tuple[int, int]:  # noqa: N802
+    def cuDeviceGetAttribute(self, attribute: int, device: int) -> tuple[int, int]:
         return self._number("cuDeviceGetAttribute", attribute, device)
 
-    def cuDeviceCanAccessPeer(self, device: int, peer: int) -> tuple[int, int]:  # noqa: N802
+    def cuDeviceCanAccessPeer(self, device: int, peer: int) -> tuple[int, int]:
         return self._number("cuDeviceCanAccessPeer", device, peer)
 
-    def cuDeviceGetName(self, size: int, device: int) -> tuple[int, bytes]:  # noqa: N802
+    def cuDeviceGetName(self, size: int, device: int) -> tuple[int, bytes]:
         text = ctypes.create_string_buffer(size)
         return self._library.cuDeviceGetName(text, size, device), text.value
 
-    def cuDeviceGetUuid(self, device: int) -> tuple[int, Any]:  # noqa: N802
+    def cuDeviceGetUuid(self, device: int) -> tuple[int, Any]:
         raw = (ctypes.c_ubyte * 16)()
         result = self._library.cuDeviceGetUuid(ctypes.byref(raw), device)
         return result, types.SimpleNamespace(bytes=bytes(raw))
 
-    def cuDeviceTotalMem(self, device: int) -> tuple[int, int]:  # noqa: N802
+    def cuDeviceTotalMem(self, device: int) -> tuple[int, int]:
         size = ctypes.c_size_t()
         result = self._library.cuDeviceTotalMem_v2(ctypes.byref(size), device)
         return result, size.value

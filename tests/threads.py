@@ -15,7 +15,7 @@ def together(works: Sequence[Callable[[], Any]], limit_s: float = 60.0) -> list[
     def one(i: int) -> None:
         try:
             results[i] = works[i]()
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             results[i] = error
 
     threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(len(works))]

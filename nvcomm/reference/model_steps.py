@@ -38,7 +38,7 @@ DONE_GRID = Record(COMPLETED)
 HEALTHY, DEAD = -1, -2
 
 
-class Violation(Exception):  # noqa: N818  what the search looks for, not an error of the explorer
+class Violation(Exception):
     """A rank took a wrong word, or the busy word reported an overlap."""
 
     def __init__(self, verdict: Verdict, detail: str) -> None:
@@ -78,7 +78,7 @@ class Run:
         if self.log is not None:
             self.log.append(text)
 
-    def put(self, rank: int, index: int, pc: int, **changes: Any) -> None:  # noqa: ANN401
+    def put(self, rank: int, index: int, pc: int, **changes: Any) -> None:
         """Move a grid to another step."""
         if pc == COMPLETED:
             self.grids[rank][index] = DONE_GRID

@@ -29,7 +29,7 @@ class HookType(enum.Enum):
 class HookRegistry:
     """Takes hooks as SGLang's registry does, and applies replacements of functions."""
 
-    hooks: dict[str, list] = {}  # noqa: RUF012
+    hooks: dict[str, list] = {}
 
     @classmethod
     def register(cls, target, hook, hook_type=HookType.AFTER, *, source=None):

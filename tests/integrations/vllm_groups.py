@@ -14,12 +14,12 @@ import torch
 os.environ["VLLM_DIST_IDENT"] = os.environ["MASTER_PORT"]
 os.environ.update(VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", VLLM_HOST_IP="127.0.0.1")
 
-from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config  # noqa: E402
-from vllm.distributed import parallel_state  # noqa: E402
-from vllm.plugins import load_general_plugins  # noqa: E402
+from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+from vllm.distributed import parallel_state
+from vllm.plugins import load_general_plugins
 
-from nvcomm.errors import UsageError  # noqa: E402
-from nvcomm.integrations.vllm_allreduce import VllmAllreduce  # noqa: E402
+from nvcomm.errors import UsageError
+from nvcomm.integrations.vllm_allreduce import VllmAllreduce
 
 MAX_BYTES = 1 << 16
 

@@ -10,15 +10,15 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from nvcomm.collectives.all_reduce_config import ReduceConfig  # noqa: E402
-from nvcomm.collectives.all_reduce_ll import AllReduceLLKernel  # noqa: E402
-from nvcomm.collectives.all_reduce_tree import ELEM_BYTES  # noqa: E402
-from nvcomm.collectives.all_reduce_two_shot import AllReduceTwoShotKernel  # noqa: E402
-from nvcomm.collectives.reduce_scatter import ReduceScatterKernel  # noqa: E402
-from nvcomm.compile import ARCHES, Variant  # noqa: E402
-from nvcomm.mailbox import CHUNK_WORDS, MAX_WORLD_SIZE, MailboxLayout  # noqa: E402
-from tests.unit.ptx_model import Kernel, parse  # noqa: E402
-from tests.unit.test_compile_check_collectives import check, compiled  # noqa: E402
+from nvcomm.collectives.all_reduce_config import ReduceConfig
+from nvcomm.collectives.all_reduce_ll import AllReduceLLKernel
+from nvcomm.collectives.all_reduce_tree import ELEM_BYTES
+from nvcomm.collectives.all_reduce_two_shot import AllReduceTwoShotKernel
+from nvcomm.collectives.reduce_scatter import ReduceScatterKernel
+from nvcomm.compile import ARCHES, Variant
+from nvcomm.mailbox import CHUNK_WORDS, MAX_WORLD_SIZE, MailboxLayout
+from tests.unit.ptx_model import Kernel, parse
+from tests.unit.test_compile_check_collectives import check, compiled
 
 KERNELS = (AllReduceLLKernel, AllReduceTwoShotKernel, ReduceScatterKernel)
 

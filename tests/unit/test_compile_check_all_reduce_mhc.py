@@ -12,15 +12,15 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from nvcomm import UsageError  # noqa: E402
-from nvcomm.collectives.all_reduce_mhc_config import MhcConfig, MhcShape  # noqa: E402
-from nvcomm.collectives.all_reduce_mhc_kernel import AllReduceMhcKernel  # noqa: E402
-from nvcomm.compile import ARCHES, Variant  # noqa: E402
-from nvcomm.cubin import disassemble, find_nvdisasm  # noqa: E402
-from nvcomm.mailbox import MAX_WORLD_SIZE, MailboxLayout  # noqa: E402
-from tests.unit import compile_checks as checks  # noqa: E402
-from tests.unit.ptx_model import Kernel, parse  # noqa: E402
-from tests.unit.test_compile_check_collectives import compiled  # noqa: E402
+from nvcomm import UsageError
+from nvcomm.collectives.all_reduce_mhc_config import MhcConfig, MhcShape
+from nvcomm.collectives.all_reduce_mhc_kernel import AllReduceMhcKernel
+from nvcomm.compile import ARCHES, Variant
+from nvcomm.cubin import disassemble, find_nvdisasm
+from nvcomm.mailbox import MAX_WORLD_SIZE, MailboxLayout
+from tests.unit import compile_checks as checks
+from tests.unit.ptx_model import Kernel, parse
+from tests.unit.test_compile_check_collectives import compiled
 
 PARTS = (
     ("fused", False),

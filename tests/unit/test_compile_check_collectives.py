@@ -12,13 +12,13 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from nvcomm import jit  # noqa: E402
-from nvcomm.collectives.tensors import ACCESS_BYTES  # noqa: E402
-from nvcomm.compile import ARCHES, Variant, reset_variants, variants  # noqa: E402
-from nvcomm.cubin import disassemble, find_nvdisasm  # noqa: E402
-from nvcomm.mailbox import MAX_WORLD_SIZE  # noqa: E402
-from tests.unit import compile_checks as checks  # noqa: E402
-from tests.unit.ptx_model import Kernel, parse  # noqa: E402
+from nvcomm import jit
+from nvcomm.collectives.tensors import ACCESS_BYTES
+from nvcomm.compile import ARCHES, Variant, reset_variants, variants
+from nvcomm.cubin import disassemble, find_nvdisasm
+from nvcomm.mailbox import MAX_WORLD_SIZE
+from tests.unit import compile_checks as checks
+from tests.unit.ptx_model import Kernel, parse
 
 MAX_BYTES = 4 << 20
 TRANSPORTS = ("peer", "multicast")

@@ -12,18 +12,18 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cutlass")
 
-from cutlass.cute.runtime import make_fake_stream  # noqa: E402
+from cutlass.cute.runtime import make_fake_stream
 
-from decode.kv_cache import BF16, LAYOUTS, PLAIN_FP8, SCALED_FP8  # noqa: E402
-from decode.sparse_mla_kernel import SparseMlaKernel, fake_arguments  # noqa: E402
-from decode.sparse_mla_layout import (  # noqa: E402
+from decode.kv_cache import BF16, LAYOUTS, PLAIN_FP8, SCALED_FP8
+from decode.sparse_mla_kernel import SparseMlaKernel, fake_arguments
+from decode.sparse_mla_layout import (
     MAX_CHUNKS,
     SHARED_BYTES_OF_TWO,
     WIDE_CHUNKS,
     WIDE_COLUMNS,
     SparseMlaConfig,
 )
-from nvcomm import jit  # noqa: E402
+from nvcomm import jit
 
 ARCHES = ("sm_90a", "sm_100a", "sm_103a")
 TENSOR_ACCESS = re.compile(r"\b(ld\.global|st\.global|cp\.async\.c[ag])\S*")

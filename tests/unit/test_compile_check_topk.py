@@ -10,19 +10,19 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from cutlass import Int32, Int64  # noqa: E402
-from cutlass.cute.runtime import make_fake_stream  # noqa: E402
+from cutlass import Int32, Int64
+from cutlass.cute.runtime import make_fake_stream
 
-from decode.topk_config import (  # noqa: E402
+from decode.topk_config import (
     MAX_COLUMNS,
     NUM_BLOCKS_SELECTED,
     SUPPORTED_K,
     TopkConfig,
     choose_config,
 )
-from decode.topk_kernel import TopkKernel  # noqa: E402
-from nvcomm import jit  # noqa: E402
-from nvcomm.cubin import disassemble, find_nvdisasm  # noqa: E402
+from decode.topk_kernel import TopkKernel
+from nvcomm import jit
+from nvcomm.cubin import disassemble, find_nvdisasm
 
 ARCHES = ("sm_90a", "sm_100a", "sm_103a")
 FAKE_ARGS = (*[Int64(0)] * 5, *[Int32(1)] * 3, make_fake_stream())

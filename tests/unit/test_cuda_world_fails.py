@@ -11,15 +11,15 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from nvcomm import streams  # noqa: E402
-from nvcomm.collectives import delivery as delivery_module  # noqa: E402
-from nvcomm.collectives import engine as engine_module  # noqa: E402
-from nvcomm.collectives import world as world_module  # noqa: E402
-from nvcomm.collectives.world import CudaWorld  # noqa: E402
-from nvcomm.errors import CudaError, UsageError  # noqa: E402
-from nvcomm.mailbox import MailboxLayout  # noqa: E402
-from nvcomm.options import Options  # noqa: E402
-from nvcomm.residency import CLAIMS  # noqa: E402
+from nvcomm import streams
+from nvcomm.collectives import delivery as delivery_module
+from nvcomm.collectives import engine as engine_module
+from nvcomm.collectives import world as world_module
+from nvcomm.collectives.world import CudaWorld
+from nvcomm.errors import CudaError, UsageError
+from nvcomm.mailbox import MailboxLayout
+from nvcomm.options import Options
+from nvcomm.residency import CLAIMS
 
 RANKS = 3
 UUID = "GPU-of-a-test"

@@ -14,14 +14,14 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from nvcomm import mailbox, streams  # noqa: E402
-from nvcomm.collectives import engine as engine_module  # noqa: E402
-from nvcomm.collectives import mailbox_kernel  # noqa: E402
-from nvcomm.collectives.engine import DeviceEngine  # noqa: E402
-from nvcomm.collectives.fault_report import RESET_FAILED  # noqa: E402
-from nvcomm.errors import GroupError, UnsupportedError  # noqa: E402
-from nvcomm.mailbox import EMPTY, MailboxLayout  # noqa: E402
-from nvcomm.options import Options  # noqa: E402
+from nvcomm import mailbox, streams
+from nvcomm.collectives import engine as engine_module
+from nvcomm.collectives import mailbox_kernel
+from nvcomm.collectives.engine import DeviceEngine
+from nvcomm.collectives.fault_report import RESET_FAILED
+from nvcomm.errors import GroupError, UnsupportedError
+from nvcomm.mailbox import EMPTY, MailboxLayout
+from nvcomm.options import Options
 
 LAYOUT = MailboxLayout(2, 1024)
 EMPTY_INT32 = EMPTY - 2**32
@@ -46,7 +46,7 @@ class Cuda:
     def is_current_stream_capturing(self):
         return self.capturing
 
-    def Event(self):  # noqa: N802 - torch's name
+    def Event(self):
         return SimpleNamespace(record=lambda stream: self.log.append(f"{chr(stream.cuda_stream)} records"))
 
 

@@ -9,12 +9,12 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from nvcomm.collectives.all_gather import AllGatherConfig  # noqa: E402
-from nvcomm.collectives.all_reduce_config import ReduceConfig  # noqa: E402
-from nvcomm.collectives.reduce_scatter import ReduceScatterKernel  # noqa: E402
-from nvcomm.device import FAULT_MISMATCH, FAULT_OVERLAP, FAULT_TIMEOUT  # noqa: E402
-from nvcomm.mailbox import EMPTY, ESCAPE, FAULT_BYTES, STATE_BROKEN, MailboxLayout  # noqa: E402
-from tests.emulator.ranks import Ranks  # noqa: E402
+from nvcomm.collectives.all_gather import AllGatherConfig
+from nvcomm.collectives.all_reduce_config import ReduceConfig
+from nvcomm.collectives.reduce_scatter import ReduceScatterKernel
+from nvcomm.device import FAULT_MISMATCH, FAULT_OVERLAP, FAULT_TIMEOUT
+from nvcomm.mailbox import EMPTY, ESCAPE, FAULT_BYTES, STATE_BROKEN, MailboxLayout
+from tests.emulator.ranks import Ranks
 
 GRAPH = (32, 4, 96)  # words of three gathers that follow each other, replayed
 LAYOUT = MailboxLayout(3, 1024)

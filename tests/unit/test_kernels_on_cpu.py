@@ -14,18 +14,18 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from nvcomm.collectives import reduce_scatter as rs  # noqa: E402
-from nvcomm.collectives.all_reduce_config import ReduceConfig  # noqa: E402
-from nvcomm.collectives.all_reduce_ll import AllReduceLLKernel  # noqa: E402
-from nvcomm.collectives.all_reduce_mhc_config import MhcConfig, MhcShape, PublishTarget  # noqa: E402
-from nvcomm.collectives.all_reduce_tree import ELEM_BYTES  # noqa: E402
-from nvcomm.collectives.all_reduce_two_shot import AllReduceTwoShotKernel  # noqa: E402
-from nvcomm.collectives.reduce_scatter import ReduceScatterKernel  # noqa: E402
-from nvcomm.device import FAULT_MISMATCH, FAULT_TIMEOUT  # noqa: E402
-from nvcomm.mailbox import EMPTY, ESCAPE, MailboxLayout  # noqa: E402
-from nvcomm.reference import collectives as reference  # noqa: E402
-from tests.emulator.ranks import Ranks, program  # noqa: E402
-from tests.mhc_cases import Case, check, make_case, make_experts  # noqa: E402
+from nvcomm.collectives import reduce_scatter as rs
+from nvcomm.collectives.all_reduce_config import ReduceConfig
+from nvcomm.collectives.all_reduce_ll import AllReduceLLKernel
+from nvcomm.collectives.all_reduce_mhc_config import MhcConfig, MhcShape, PublishTarget
+from nvcomm.collectives.all_reduce_tree import ELEM_BYTES
+from nvcomm.collectives.all_reduce_two_shot import AllReduceTwoShotKernel
+from nvcomm.collectives.reduce_scatter import ReduceScatterKernel
+from nvcomm.device import FAULT_MISMATCH, FAULT_TIMEOUT
+from nvcomm.mailbox import EMPTY, ESCAPE, MailboxLayout
+from nvcomm.reference import collectives as reference
+from tests.emulator.ranks import Ranks, program
+from tests.mhc_cases import Case, check, make_case, make_experts
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 REDUCING = {"ll": AllReduceLLKernel, "two_shot": AllReduceTwoShotKernel}

@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from nvcomm import jit  # noqa: E402
-from nvcomm.collectives.marker import MarkerConfig, MarkerKernel, fake_args  # noqa: E402
-from nvcomm.mailbox import EMPTY, NUM_SLOTS, MailboxLayout  # noqa: E402
-from tests.emulator.program import Launch, Program  # noqa: E402
-from tests.emulator.ranks import Ranks  # noqa: E402
+from nvcomm import jit
+from nvcomm.collectives.marker import MarkerConfig, MarkerKernel, fake_args
+from nvcomm.mailbox import EMPTY, NUM_SLOTS, MailboxLayout
+from tests.emulator.program import Launch, Program
+from tests.emulator.ranks import Ranks
 
 LAYOUTS = [MailboxLayout(3, 1024), MailboxLayout(2, 5000)]
 THREADS = 32

@@ -12,12 +12,12 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cutlass")
 
-from nvcomm.errors import GroupError  # noqa: E402
-from nvcomm.group import local_groups  # noqa: E402
-from stress import replay_gpu  # noqa: E402
-from stress.decode import BadWord, Origin  # noqa: E402
-from stress.gpu_facts import merge_facts  # noqa: E402
-from stress.hang import Position, Wait  # noqa: E402
+from nvcomm.errors import GroupError
+from nvcomm.group import local_groups
+from stress import replay_gpu
+from stress.decode import BadWord, Origin
+from stress.gpu_facts import merge_facts
+from stress.hang import Position, Wait
 
 
 def facts(**changes) -> dict:

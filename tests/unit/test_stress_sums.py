@@ -11,17 +11,17 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from nvcomm import jit  # noqa: E402
-from nvcomm.mailbox import EMPTY, ESCAPE  # noqa: E402
-from nvcomm.reference import collectives as reference  # noqa: E402
-from stress import boundary, ledger, sum_oracle, sums  # noqa: E402
-from stress.device_oracle import THREADS  # noqa: E402
-from stress.host_oracle import HostOracle  # noqa: E402
-from stress.host_sums import SumOracle, contribution, total, wrong_words  # noqa: E402
-from tests.emulator.machine import Machine  # noqa: E402
-from tests.emulator.memory import Memory  # noqa: E402
-from tests.emulator.program import Launch, Program  # noqa: E402
-from tests.mhc_cases import ulps  # noqa: E402
+from nvcomm import jit
+from nvcomm.mailbox import EMPTY, ESCAPE
+from nvcomm.reference import collectives as reference
+from stress import boundary, ledger, sum_oracle, sums
+from stress.device_oracle import THREADS
+from stress.host_oracle import HostOracle
+from stress.host_sums import SumOracle, contribution, total, wrong_words
+from tests.emulator.machine import Machine
+from tests.emulator.memory import Memory
+from tests.emulator.program import Launch, Program
+from tests.mhc_cases import ulps
 
 RANKS, HIDDEN, ROWS, RESERVED = 3, 64, 4, 6000
 REPLAY, GATHER = 1_234_567, 1

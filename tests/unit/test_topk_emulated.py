@@ -11,17 +11,17 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from cutlass import Int32, Int64  # noqa: E402
-from cutlass.cute.runtime import make_fake_stream  # noqa: E402
+from cutlass import Int32, Int64
+from cutlass.cute.runtime import make_fake_stream
 
-from decode.reference import topk as reference  # noqa: E402
-from decode.topk_config import UNROLL, VECTOR_COLUMNS, TopkConfig  # noqa: E402
-from decode.topk_kernel import TopkKernel  # noqa: E402
-from nvcomm import jit  # noqa: E402
-from tests.emulator.machine import Machine  # noqa: E402
-from tests.emulator.memory import Memory  # noqa: E402
-from tests.emulator.program import Launch, Program  # noqa: E402
-from tests.topk_data import KINDS, make_rows  # noqa: E402
+from decode.reference import topk as reference
+from decode.topk_config import UNROLL, VECTOR_COLUMNS, TopkConfig
+from decode.topk_kernel import TopkKernel
+from nvcomm import jit
+from tests.emulator.machine import Machine
+from tests.emulator.memory import Memory
+from tests.emulator.program import Launch, Program
+from tests.topk_data import KINDS, make_rows
 
 FAKE_ARGS = (*[Int64(0)] * 5, *[Int32(1)] * 3, make_fake_stream())
 # Few threads: the same code in a fraction of the time.
