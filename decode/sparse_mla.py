@@ -21,8 +21,8 @@ DEFAULT_SM_SCALE = HEAD_DIM**-0.5
 LOG2_E = 1.4426950408889634
 MAX_TOKENS = 65535
 OLDEST_ARCH = 90
-# SMs to a cluster below which wide CTAs are faster.
-CROWDED = 9
+# Clusters to an SM above which 4 wide CTAs beat 5, by how many of the 5 share an SM; measured on an H200.
+CROWDED = {1: 0.17, 2: 0.115}
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +231,8 @@ def configure(
 ) -> tuple[SparseMlaConfig, int]:
     """The kernel for these arguments, and the position at which the second set begins.
 
-    4 CTAs of 160 columns take longer than 5 of 128, and more such clusters have SMs of their own: on an H200, where two
-    calls in a row overlap, they win from 15 tokens on (docs/results/sparse_mla.md).
+    4 CTAs of 160 columns take longer than 5 of 128, and more such clusters find room. On an H200, with calls that start
+    early, they win from 16 clusters on, of BF16 records from 23 on (docs/results/sparse_mla.md).
     """
     chunks = window.chunks + (topk.chunks if topk else 0)
     widths = [one.indices.shape[1] for one in (window, topk) if one]
@@ -241,7 +241,7 @@ def configure(
     )
     clusters = q.shape[0] * -(-q.shape[1] // HEADS)
     fits = chunks == MAX_CHUNKS and sum(widths) <= WIDE_CHUNKS * WIDE_COLUMNS and not cfg.scaled
-    if fits and clusters > num_sms // CROWDED:
+    if fits and clusters > num_sms * CROWDED[cfg.ctas_per_sm]:
         wide = replace(cfg, chunks=WIDE_CHUNKS, columns=WIDE_COLUMNS)
         return wide, widths[0] if topk else WIDE_CHUNKS * WIDE_COLUMNS
     return cfg, window.chunks * COLUMNS

@@ -15,7 +15,7 @@ def main() -> None:
     for options in (
         {"tokens": 3},
         {"tokens": 17},
-        {"tokens": 17, "layout": BF16, "widths": (200, 384), "sink": True},
+        {"tokens": 24, "layout": BF16, "widths": (200, 384), "sink": True},
         {"tokens": 2, "heads": 8, "widths": (77, 0), "sink": True},
         {"tokens": 2, "heads": 32, "widths": (128, 128), "fp8_query": True, "masked": 1.0},
         {"tokens": 2, "layout": SCALED_FP8, "widths": (100, 200), "sink": True},

@@ -98,7 +98,7 @@ def test_blocks(layout, blocks):
     run_and_check(make_case(layout, blocks=blocks))
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 6, 12, 14, 15, 24, 47, 48, 49, 96, 192, 384])
+@pytest.mark.parametrize("tokens", [1, 2, 6, 12, 15, 16, 24, 47, 48, 49, 96, 192, 384])
 def test_tokens(tokens):
     run_and_check(make_case(tokens=tokens, masked=0.3))
 

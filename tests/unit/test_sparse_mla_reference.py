@@ -162,10 +162,14 @@ def test_refusals(change, reason):
 @pytest.mark.parametrize(
     ("tokens", "heads", "widths", "layout", "wide"),
     [
-        (14, 16, (128, 512), PLAIN_FP8, False),
-        (15, 16, (128, 512), PLAIN_FP8, True),
+        (15, 16, (128, 512), PLAIN_FP8, False),
+        (16, 8, (128, 512), PLAIN_FP8, True),
+        (7, 32, (128, 512), PLAIN_FP8, False),
+        (4, 64, (128, 512), PLAIN_FP8, True),
+        (22, 16, (128, 512), BF16, False),
+        (23, 16, (128, 512), BF16, True),
         (384, 16, (129, 384), PLAIN_FP8, True),
-        (384, 16, (129, 512), PLAIN_FP8, False),
+        (384, 16, (129, 512), PLAIN_FP8, False),  # too wide for either
         (7, 32, (128, 512), PLAIN_FP8, False),
         (8, 32, (128, 512), BF16, True),
         (384, 16, (128, 384), PLAIN_FP8, False),  # 4 CTAs of 128 do
