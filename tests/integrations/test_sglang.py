@@ -11,7 +11,6 @@ import types
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
 from nvcomm.integrations import sglang
 from nvcomm.integrations.custom_allreduce import CustomAllreduce
@@ -59,13 +58,6 @@ def runtime(monkeypatch):
             monkeypatch.setitem(sys.modules, ".".join(parts[:end]), types.ModuleType(".".join(parts[:end])))
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return home
-
-
-@pytest.fixture
-def one_rank():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield dist.group.WORLD
-    dist.destroy_process_group()
 
 
 def test_the_hook_replaces_the_class(runtime, one_rank):

@@ -16,7 +16,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
 from nvcomm.integrations import vllm as plugin
 
@@ -35,13 +34,6 @@ def homes(monkeypatch):
     for kind, (_, name) in plugin.HOMES.items():
         monkeypatch.setattr(found[kind], name, getattr(found[kind], name))
     return found
-
-
-@pytest.fixture
-def one_rank():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield dist.group.WORLD
-    dist.destroy_process_group()
 
 
 def run(*words, **variables):
