@@ -170,8 +170,7 @@ def test_refusals(change, reason):
         (23, 16, (128, 512), BF16, True),
         (384, 16, (129, 384), PLAIN_FP8, True),
         (384, 16, (129, 512), PLAIN_FP8, False),  # too wide for either
-        (7, 32, (128, 512), PLAIN_FP8, False),
-        (8, 32, (128, 512), BF16, True),
+        (12, 32, (128, 512), BF16, True),
         (384, 16, (128, 384), PLAIN_FP8, False),  # 4 CTAs of 128 do
         (384, 16, (128, 512), SCALED_FP8, False),
         (384, 16, (640, 0), PLAIN_FP8, True),
