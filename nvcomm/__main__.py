@@ -44,10 +44,16 @@ def _list() -> int:
     print("\nvariables (read now)")
     now = env.settings()
     for variable in env.VARIABLES:
-        value = getattr(now, variable.name.removeprefix(env.PREFIX).lower())
-        shown = ",".join(sorted(value)) if isinstance(value, frozenset) else value
-        print(f"  {variable.name:26} {shown!s:10} {variable.meaning}")
+        value = _as_text(getattr(now, variable.name.removeprefix(env.PREFIX).lower()))
+        print(f"  {variable.name:26} {value or 'unset':24} {variable.meaning}")
     return 0
+
+
+def _as_text(value: object) -> str:
+    """A setting as one would write it into its variable."""
+    if isinstance(value, frozenset):
+        return ",".join(sorted(value))
+    return "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
 
 
 if __name__ == "__main__":
