@@ -9,6 +9,8 @@ after a seeded pseudo-random delay; so a copy can land long after the collective
     counters   HEAD entries claimed, ENDED launches whose end was marked, DELIVERED launches an agent served
     next       for each of the agent's threads, the entry that it serves next, less its own index
     entries    RING x {address, 4 words, turn, count of words}; turn is 2 * lap while free, 2 * lap + 1 while full
+
+Entries are counted modulo 2^32, so laps start again at 0 behind lap 2^32 / RING - 1: about 600,000 replays of stress.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from nvcomm.ptx import memory as ptx
 
 AGENT_THREADS = 1024
 RING = 64 * AGENT_THREADS
+TURNS = 2 * (2**32 // RING)
 HEAD, ENDED, DELIVERED = 0, 4, 8
 NEXT = 128
 ENTRIES = NEXT + AGENT_THREADS * 4
@@ -66,4 +69,4 @@ def deliver(entry: Int64, turn: Uint32, noise: Uint32) -> None:
         if Boolean(count == 4) | Boolean(which == 0):
             word = ptx.ld_relaxed_gpu(entry + ENTRY_WORDS + Int64(which) * 4)
             ptx.st_relaxed_sys(addr + Int64(which) * 4, word)
-    ptx.st_release_gpu(entry + ENTRY_TURN, turn + Uint32(1))
+    ptx.st_release_gpu(entry + ENTRY_TURN, (turn + Uint32(1)) % Uint32(TURNS))

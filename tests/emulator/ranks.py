@@ -56,7 +56,7 @@ class Ranks:
         state[mailbox.STATE_GENERATION] = generation
         ranks = range(layout.world_size)
         self.mailboxes = [self.memory.allocate(armed) for _ in ranks]
-        self._states = [self.memory.allocate(state) for _ in ranks]
+        self.states = [self.memory.allocate(state) for _ in ranks]
         self._faults = [self.memory.allocate(bytes(mailbox.FAULT_BYTES)) for _ in ranks]
         for start in self.mailboxes if late else ():
             self.memory.arrives_late(start, layout.faults_base, EMPTY)
@@ -79,7 +79,7 @@ class Ranks:
         """Peers, multicast pointer, state, fault record and timeout, as kernels take them."""
         world_size = self.layout.world_size
         peers = [self.mailboxes[(rank + i) % world_size] for i in range(world_size)]
-        return [*peers, 0, self._states[rank], self._faults[rank], self._timeout_ns]
+        return [*peers, 0, self.states[rank], self._faults[rank], self._timeout_ns]
 
     def run(self, chains: Sequence[Sequence[Launch]], slow: int | None = None, limit: int = 1_000_000) -> None:
         """See `Machine.run`; afterwards everything has landed."""
@@ -143,7 +143,7 @@ class Ranks:
             end = self.layout.faults_base // 4
             assert (words[:end] == EMPTY).all(), f"rank {rank}: {(words[:end] != EMPTY).sum()} dirty words"
             assert not words[end:].any()
-            state = np.frombuffer(self.memory.bytes_at(self._states[rank], mailbox.STATE_WORDS * 4), np.uint32)
+            state = np.frombuffer(self.memory.bytes_at(self.states[rank], mailbox.STATE_WORDS * 4), np.uint32)
             assert state[mailbox.STATE_SLOT] == calls % mailbox.NUM_SLOTS
             assert state[mailbox.STATE_GENERATION] == (generation + calls) % 2**32
             assert state[mailbox.STATE_ARRIVED] == 0
