@@ -15,8 +15,8 @@ from cutlass import Int64, Uint32
 from cutlass.cute.runtime import make_fake_stream
 
 from nvcomm import jit, outbox
-from nvcomm.collectives.all_gather import AllGatherConfig
 from nvcomm.collectives import delivery
+from nvcomm.collectives.all_gather import AllGatherConfig
 from nvcomm.collectives.delivery import DeliverKernel, EndKernel
 from nvcomm.mailbox import STATE_OUTBOX, MailboxLayout
 from tests.emulator.program import Launch, Program
