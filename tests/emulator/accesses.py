@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import numpy as np
@@ -169,4 +168,4 @@ def _wait_for_copies(t: Threads, active: Array, allowed: int) -> Array:
 
 
 def _space(parts: list[str]) -> str:
-    return "shared" if any(re.match("shared", part) for part in parts) else "global"
+    return "shared" if any(part.startswith("shared") for part in parts) else "global"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reducing kernels' PTX, run on the CPU: right bits, clean mailboxes, nothing outside of a tensor touched.
 
-Small shapes, in any order of threads and ranks. What only a GPU can show (memory order, programmatic dependent launch,
-residency, speed) is tested under tests/kernel.
+Small shapes, in any order of threads and ranks, with words that reach mailboxes late. What only a GPU can show (memory
+order, residency, speed) is tested under tests/kernel.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_R13_reductions_in_one_mailbox(dtype, width, world_size, seed):
     """Both protocols and reduce-scatter in turn, growing and shrinking, in grids of one and of two CTAs."""
     layout = MailboxLayout(world_size, 4096)
     config = ReduceConfig(layout, dtype, width, threads=64)
-    ranks, calls, elem = Ranks(layout, seed), 0, ELEM_BYTES[dtype]
+    ranks, calls, elem = Ranks(layout, seed, late=True), 0, ELEM_BYTES[dtype]
     offset = 0 if width == 16 else elem
     for call, chunks in enumerate((1, 40, 3, 150, 2)):
         count = chunks * 16 // elem - (0 if width == 16 else 1)
@@ -149,7 +149,7 @@ def test_boundary_in_one_mailbox(part, two_shot, world_size, streams, seed):
     """More rows than clusters, so that rows are under way while others are mixed; with and without a collapse."""
     layout = MailboxLayout(world_size, 7 * 64 * 2)
     config = MhcConfig(layout, MhcShape(64, streams, 3), part, two_shot)
-    ranks = Ranks(layout, seed, generation=2**32 - 2)
+    ranks = Ranks(layout, seed, generation=2**32 - 2, late=True)
     plan = [(1, 1, True), (7, 1, True), (3, 2, False), (7, 3, True), (2, 1, False)]
     for call, (rows, clusters, collapse) in enumerate(plan):
         case = make_case(world_size, rows, 64, seed + call, collapse=collapse, streams=streams)
@@ -167,7 +167,7 @@ def test_a_kernel_of_the_callers_own_publishes_to_the_target(seed):
     """What `PublishTarget` promises, taken at its word: stores by address alone, and then `collect`."""
     layout, shape = MailboxLayout(2, 5 * 64 * 2), MhcShape(64)
     config = MhcConfig(layout, shape, "collect")
-    ranks = Ranks(layout, seed)
+    ranks = Ranks(layout, seed, late=True)
     for call, rows in enumerate((5, 2, 4)):
         case = make_case(2, rows, 64, seed + call)
         case.xs[0].view(torch.int32)[0, 3], case.xs[1].view(torch.int32)[-1, 0] = EMPTY - 2**32, ESCAPE - 2**32
@@ -198,7 +198,7 @@ def test_a_row_across_a_cluster(two_shot, seed):
     layout = MailboxLayout(2, 3 * 2048 * 2)
     config = MhcConfig(layout, MhcShape(2048), "fused", two_shot)
     assert config.cluster == 2
-    ranks = Ranks(layout, seed)
+    ranks = Ranks(layout, seed, late=True)
     case = make_case(2, 3, 2048, seed)
     boundary(ranks, config, case, [[ranks.put(x), 0, 0, 0] for x in case.xs], 1)
     ranks.assert_clean(1)
@@ -208,7 +208,7 @@ def test_R3_gathers_of_another_size_find_what_reductions_left(seed):
     """Both protocols and the boundary share one mailbox: each finds every word EMPTY that it is going to use."""
     layout = MailboxLayout(2, 4 * 64 * 2)
     reducing, fused = ReduceConfig(layout, "bf16", threads=32), MhcConfig(layout, MhcShape(64), two_shot=True)
-    ranks, calls = Ranks(layout, seed), 0
+    ranks, calls = Ranks(layout, seed, late=True), 0
     for call, rows in enumerate((4, 1, 3, 4)):
         case = make_case(2, rows, 64, seed + call)
         sources = [ranks.put(x) for x in case.xs]
@@ -247,7 +247,7 @@ def chain_of_calls(ranks: Ranks, config: ReduceConfig, seed: int) -> tuple[list[
 @pytest.mark.parametrize("slow", [0, 1, 2])
 def test_R12_a_rank_far_behind_is_not_lapped(slow, seed):
     """Calls of all kinds one behind the other, in two of three reduce-scatters with ranks that own nothing."""
-    ranks = Ranks(MailboxLayout(3, 4096), seed)
+    ranks = Ranks(MailboxLayout(3, 4096), seed, late=True)
     chains, wanted = chain_of_calls(ranks, ReduceConfig(ranks.layout, "bf16", threads=32), seed)
     ranks.run(chains, slow)
     for out, want in wanted:
@@ -308,7 +308,7 @@ def test_R10_a_rank_that_does_not_come_is_named(protocol, waited_for, seed):
 def test_R11_device_checks_compare_what_ranks_call(kernel, seed):
     layout = MailboxLayout(2, 4096)
     config = ReduceConfig(layout, "bf16", threads=32, device_checks=True)
-    ranks, xs = Ranks(layout, seed), inputs(2, 256, torch.bfloat16, seed)
+    ranks, xs = Ranks(layout, seed, late=True), inputs(2, 256, torch.bfloat16, seed)
     sizes = [2, 256] if kernel is ReduceScatterKernel else [512]
     sources, outs = [ranks.put(x) for x in xs], [ranks.put(torch.zeros_like(x)) for x in xs]
 
@@ -332,7 +332,7 @@ def test_the_machine_sees_a_wrong_order_of_addition(seed):
     layout = MailboxLayout(4, 4096)
     config = ReduceConfig(layout, "fp32", threads=64)
     generator = torch.Generator().manual_seed(seed)
-    ranks, xs = Ranks(layout, seed), [torch.randn(256, generator=generator) for _ in range(4)]
+    ranks, xs = Ranks(layout, seed, late=True), [torch.randn(256, generator=generator) for _ in range(4)]
     outs = [ranks.put(torch.zeros_like(x)) for x in xs]
     exchanged = [ranks.put(xs[r]) for r in (0, 2, 1, 3)]
     ranks.run_together(
@@ -345,7 +345,7 @@ def test_the_machine_sees_a_wrong_order_of_addition(seed):
 def test_the_machine_sees_a_rank_that_does_not_come(seed):
     layout = MailboxLayout(2, 4096)
     config = ReduceConfig(layout, "bf16", threads=32)
-    ranks = Ranks(layout, seed)
+    ranks = Ranks(layout, seed, late=True)
     x = ranks.put(torch.zeros(64).bfloat16())
     grid = ranks.reduce_launch(AllReduceLLKernel, config, 0, x, ranks.put(torch.zeros(64).bfloat16()), [128], 1)
     with pytest.raises(AssertionError, match="never publishes"):
@@ -355,7 +355,7 @@ def test_the_machine_sees_a_rank_that_does_not_come(seed):
 def test_the_machine_sees_an_access_outside_of_a_tensor(seed):
     layout = MailboxLayout(1, 4096)
     config = ReduceConfig(layout, "bf16", threads=32)
-    ranks = Ranks(layout, seed)
+    ranks = Ranks(layout, seed, late=True)
     short = ranks.put(torch.zeros(56).bfloat16())
     with pytest.raises(AssertionError, match="outside"):
         ranks.run_together(
