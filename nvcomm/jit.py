@@ -11,6 +11,7 @@ once the kernel is loaded: capture it on any stream after `preload`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -19,7 +20,7 @@ import platform
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -202,7 +203,19 @@ def _compile(kernel: Any, fake_args: tuple[Any, ...], arch: str, *, keep: bool) 
         options = f"--enable-tvm-ffi --gpu-arch {arch}"
         if keep:
             options += f" --keep-ptx --keep-cubin --dump-dir {folder}"
-        return cute.compile(kernel, *fake_args, options=options)
+        with _no_arguments():
+            return cute.compile(kernel, *fake_args, options=options)
+
+
+@contextlib.contextmanager
+def _no_arguments() -> Iterator[None]:
+    """The DSL looks for `-diagnostic` on the program's command line, and takes a `-d` of the program for it."""
+    arguments = sys.argv
+    sys.argv = arguments[:1]
+    try:
+        yield
+    finally:
+        sys.argv = arguments
 
 
 def _export(compiled: Any) -> bytes:

@@ -95,6 +95,18 @@ def test_a_kernel_is_compiled_once_and_then_found_in_process_and_on_disk(cache, 
     assert [entry.name for entry in cache.iterdir()] == [f"{first.name}.o"]
 
 
+@pytest.mark.parametrize("shielded", [True, False])
+def test_the_programs_own_arguments_are_not_the_compilers(shielded):
+    """The DSL looks for `-diagnostic` on the command line, of which `-d` is an abbreviation; ours have a `-d`."""
+    exposed = "" if shielded else "jit._no_arguments = contextlib.nullcontext;"
+    program = f"import contextlib; from nvcomm import jit; {exposed} import tests.unit.test_jit as t; t.compile_store()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "-d", "bfloat16"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == (0 if shielded else 2), done.stderr
+    assert ("invalid choice: 'bfloat16'" in done.stderr) is not shielded
+
+
 def test_folder_and_entry_are_for_the_user_alone(cache):
     os.umask(os.umask(0))
     name = compile_store().name
