@@ -251,7 +251,8 @@ def test_halves_have_to_pair_up(world4, boundaries):
         boundaries[0].collect(*case.common())
 
 
-def test_R10_a_rank_that_does_not_come_is_named_and_the_world_comes_back():
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_R10_a_rank_that_does_not_come_is_named_and_the_world_comes_back(protocol):
     with nvcomm.virtual_world(3, timeout_s=0.2, max_bytes=1 << 17) as world:
         boundaries = [comm.mhc(1024) for comm in world]
         case = make_case(3, 5, 1024, 1, "cuda")
@@ -260,7 +261,9 @@ def test_R10_a_rank_that_does_not_come_is_named_and_the_world_comes_back():
         def all_but_one(comm):
             if comm.rank != 1:
                 out = results[comm.rank]
-                boundaries[comm.rank](case.xs[comm.rank], *case.common(), new_residual=out[0], h=out[1])
+                boundaries[comm.rank](
+                    case.xs[comm.rank], *case.common(), new_residual=out[0], h=out[1], protocol=protocol
+                )
 
         world.run(all_but_one)
         torch.cuda.synchronize()
@@ -272,6 +275,6 @@ def test_R10_a_rank_that_does_not_come_is_named_and_the_world_comes_back():
         world.reset()
 
         def call(rank, new_residual, h):
-            boundaries[rank](case.xs[rank], *case.common(), new_residual=new_residual, h=h)
+            boundaries[rank](case.xs[rank], *case.common(), new_residual=new_residual, h=h, protocol=protocol)
 
         run(world, case, call)

@@ -304,6 +304,26 @@ def test_R10_a_rank_that_does_not_come_is_named(protocol, waited_for, seed):
             assert seen.isnan().all() if then == "time out" else (seen.view(torch.uint8) == 0xFF).all()
 
 
+@pytest.mark.parametrize("two_shot", [False, True])
+def test_R10_a_rank_that_does_not_come_to_a_boundary_is_named(two_shot, seed):
+    """By two-shot by the owners, who wait for it, and not by those who miss owners' sums."""
+    rows, hidden = 3, 256
+    layout = MailboxLayout(3, rows * hidden * 2)
+    config = MhcConfig(layout, MhcShape(hidden), "fused", two_shot)
+    ranks = Ranks(layout, seed, timeout_ns=300_000)
+    case = make_case(3, rows, hidden, seed)
+    common = [ranks.put(one) for one in (case.residual, case.post, case.comb, case.pre, case.norm_weight)]
+    places = {r: [ranks.put(one) for one in case.outputs()] for r in (0, 2)}
+    launches = []
+    for r in (0, 2):
+        sources = [ranks.put(case.xs[r]), 0, 0, 0]
+        launches.append(ranks.mhc_launch(config, r, sources, [*common, *places[r]], 1e-20, rows, rows))
+    ranks.run_together(launches)
+    for rank in (0, 2):
+        assert ranks.fault(rank)[:3] == [FAULT_TIMEOUT, rank, 1]
+        assert ranks.get(places[rank][0], case.residual).isnan().any()
+
+
 @pytest.mark.parametrize("kernel", [*REDUCING.values(), ReduceScatterKernel])
 def test_R11_device_checks_compare_what_ranks_call(kernel, seed):
     layout = MailboxLayout(2, 4096)
