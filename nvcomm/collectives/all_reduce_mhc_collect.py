@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32, const_expr
 
 from nvcomm.collectives.all_reduce_mhc_config import MhcConfig
-from nvcomm.collectives.all_reduce_rows import poll_rows
+from nvcomm.collectives.all_reduce_rows import poll_rows, waiting_for_sums
 from nvcomm.collectives.all_reduce_tree import sum_rows
 from nvcomm.device import WARP, Mailbox
 from nvcomm.mailbox import CHUNK_BYTES, CHUNK_WORDS, EMPTY
@@ -38,7 +36,8 @@ class Collector:
         addrs = self._addrs(box, place)
         if const_expr(config.spin):
             first_rank = self._owner(place) if const_expr(config.two_shot) else 0
-            poll_rows(self._patient(box), words, addrs, place, 0, first_rank, wait)
+            patient = waiting_for_sums(box) if const_expr(config.two_shot) else box
+            poll_rows(patient, words, addrs, place, 0, first_rank, wait)
         if const_expr(not config.publishes and config.pdl != "off"):
             cute.arch.griddepcontrol_wait()  # R1 (i): before the first store of any kind
         if inside & live:
@@ -47,12 +46,6 @@ class Collector:
         lost = Uint32(live) - Uint32(1)  # all ones on a broken communicator: NaN (R10)
         held = [words[i] | lost for i in range(self.num_words)]
         return held if const_expr(config.two_shot) else sum_rows(held, config.layout.world_size, "bf16")
-
-    def _patient(self, box: Mailbox) -> Mailbox:
-        """With two-shot twice the timeout: owners wait for who did not come, and say so first (R10)."""
-        if not self.config.two_shot:
-            return box
-        return replace(box, handle=box.handle._replace(timeout_ns=box.handle.timeout_ns * 2))
 
     def _addrs(self, box: Mailbox, place: Int32) -> tuple[Int64, ...]:
         """Where a chunk's words lie."""

@@ -25,7 +25,7 @@ from nvcomm import device, mailbox
 from nvcomm.collectives import turn
 from nvcomm.collectives.all_reduce_config import ReduceConfig
 from nvcomm.collectives.all_reduce_owners import Owners
-from nvcomm.collectives.all_reduce_rows import collect_rows
+from nvcomm.collectives.all_reduce_rows import collect_rows, waiting_for_sums
 from nvcomm.collectives.all_reduce_source import TensorSource
 from nvcomm.collectives.mailbox_kernel import MailboxKernel, Transfer
 from nvcomm.collectives.tensors import store_chunk
@@ -81,7 +81,9 @@ class AllReduceTwoShotKernel(MailboxKernel):
         base = box.own + Int64(chunk) * CHUNK_BYTES
         addrs = tuple(base + box.row(r) + r * (WARP * CHUNK_BYTES) for r in range(config.world_size))
         wanted = tuple(Boolean(chunk + r * WARP < num_chunks) for r in range(config.world_size))
-        collect_rows(box, words, addrs, wanted, (Uint32(0),) * CHUNK_WORDS, chunk, WARP, wait, config.spin)
+        collect_rows(
+            waiting_for_sums(box), words, addrs, wanted, (Uint32(0),) * CHUNK_WORDS, chunk, WARP, wait, config.spin
+        )
         for r in range_constexpr(config.world_size):
             if wanted[r]:
                 ptx.st_relaxed_sys_v4(addrs[r], (Uint32(mailbox.EMPTY),) * CHUNK_WORDS)
