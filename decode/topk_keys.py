@@ -158,11 +158,6 @@ def first_vector(config: TopkConfig, cta: Int32, thread: Int32) -> Int32:
     return (warp * config.cluster + (cta + warp) % config.cluster) * WARP + thread % WARP
 
 
-def name_of_vector(row: Row, step: Int32) -> Uint32:
-    """16 bits that name the vector which this lane reads in `step`, counted over all batches, for its own warp."""
-    return Uint32(step * WARP + row.lane)
-
-
 def vector_of_name(row: Row, name: Uint32) -> Int32:
     """The vector that this warp calls so."""
     first = Uint32(first_vector(row.config, row.cta, row.warp * WARP))

@@ -42,7 +42,7 @@ _HOME = {
     "virtual_world": "nvcomm.communicator",
 }
 
-__all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604
+__all__ = ["__version__", *sorted(_HOME)]
 
 
 def __getattr__(name: str) -> object:

@@ -126,7 +126,7 @@ class BoundaryKernel:
         compare: whether to compare with what lies there, or to compute from a sum and write.
     """
 
-    def __init__(self, world_size: int, hidden: int, compare: bool) -> None:  # noqa: FBT001 - static configuration
+    def __init__(self, world_size: int, hidden: int, compare: bool) -> None:
         self.world_size = world_size
         self.hidden = hidden
         self.words = hidden // 2

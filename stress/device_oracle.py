@@ -28,16 +28,6 @@ MAX_CTAS = 32
 WORD = 4
 
 
-def ld_weak(addr: Int64) -> Uint32:
-    """One word of an output."""
-    return cute.arch.inline_ptx("ld.global.b32 {$w0}, [{$r0}];", write_only_types=[Uint32], read_only_args=[addr])
-
-
-def st_weak(addr: Int64, word: Uint32) -> None:
-    """One word of an input."""
-    cute.arch.inline_ptx("st.global.b32 [{$r0}], {$r1};", read_only_args=[addr, word])
-
-
 class TurnKernel:
     """Check and fill, for one world size."""
 
@@ -153,7 +143,7 @@ class TurnKernel:
         index = first
         while index < words:
             addr = out + Int64(index) * WORD
-            seen = [ld_weak(addr + r * row_bytes) for r in ranks]
+            seen = [ptx.ld_weak_b32(addr + r * row_bytes) for r in ranks]
             for r in range_constexpr(self.world_size):
                 if seen[r] != oracle.payload(keys[r], Uint32(index), reserved, Uint32):
                     self.record(ledger_ptr, replay, gather, r, index, seen[r])
@@ -173,7 +163,7 @@ class TurnKernel:
         """Writes this thread's words of one input."""
         index = first
         while index < words:
-            st_weak(x + Int64(index) * WORD, oracle.payload(row_key, Uint32(index), reserved, Uint32))
+            ptx.st_weak_b32(x + Int64(index) * WORD, oracle.payload(row_key, Uint32(index), reserved, Uint32))
             index += stride
 
 

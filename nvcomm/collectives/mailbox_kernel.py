@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all mailbox kernels share on the host's side: parameters, placeholders to compile with, the launch.
 
-A kernel has four parameters: its work, a named tuple of its own; the rank's handle; what the call says of itself; and
-the size of the grid. A launch passes them as tuples (docs/jit.md).
+A kernel has three parameters: its work, a named tuple of its own; the rank's handle; and what the call says of itself.
+A launch passes them as tuples (docs/jit.md), then the clusters of its grid and the stream.
 """
 
 from __future__ import annotations

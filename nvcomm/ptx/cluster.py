@@ -134,14 +134,6 @@ def mbarrier_arrive_expect_tx(addr: Uint32, num_bytes: Uint32) -> None:
     )
 
 
-def mbarrier_arrive_expect_tx_relaxed_cluster(addr: Uint32, num_bytes: Uint32) -> None:
-    """Arrives at an mbarrier of a CTA of the cluster (`addr` is from `mapa`); orders nothing but the bytes."""
-    cute.arch.inline_ptx(
-        "mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [{$r0}], {$r1};",
-        read_only_args=[addr, num_bytes],
-    )
-
-
 def mbarrier_wait_parity(addr: Uint32, parity: Uint32 | int) -> None:
     """Waits until the phase of that parity is complete; the asynchronous stores it counted are visible."""
     cute.arch.inline_ptx(

@@ -32,13 +32,6 @@ def ld_relaxed_sys_v4(addr: Int64) -> tuple[Uint32, Uint32, Uint32, Uint32]:
     )
 
 
-def ld_acquire_sys(addr: Int64) -> Uint32:
-    """One 32-bit word, ordered before what follows."""
-    return cute.arch.inline_ptx(
-        "ld.acquire.sys.global.b32 {$w0}, [{$r0}];", write_only_types=[Uint32], read_only_args=[addr]
-    )
-
-
 def ld_acquire_gpu(addr: Int64) -> Uint32:
     """One 32-bit word of this GPU's memory, ordered before what follows."""
     return cute.arch.inline_ptx(
@@ -192,13 +185,6 @@ def red_add_relaxed_gpu_u64(addr: Int64, value: Uint64) -> None:
 def red_max_relaxed_gpu(addr: Int64, value: Uint32) -> None:
     """Raises a counter to at least `value`, nothing returned."""
     cute.arch.inline_ptx("red.max.relaxed.gpu.global.u32 [{$r0}], {$r1};", read_only_args=[addr, value])
-
-
-def ld_weak_v2(addr: Int64) -> tuple[Uint32, Uint32]:
-    """8 bytes of a caller's tensor; `addr` is a multiple of 8."""
-    return cute.arch.inline_ptx(
-        "ld.global.v2.b32 {{$w0},{$w1}}, [{$r0}];", write_only_types=[Uint32] * 2, read_only_args=[addr]
-    )
 
 
 def ld_weak_b32(addr: Int64) -> Uint32:
