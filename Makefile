@@ -41,7 +41,7 @@ VLLM_READY := $(VLLM_VENV)/.ready-$(shell cat pyproject.toml constraints.txt $(V
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stress faults mutants test test-vllm gpu-test compile-check lint format types layers docs wheel clean
+.PHONY: help setup setup-vllm stress faults mutants test test-vllm gpu-test compile-check lint format types layers docs wheel clean
 
 help: ## these lines
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -81,6 +81,8 @@ $(VLLM_READY): pyproject.toml constraints.txt $(VLLM_PINS)
 	@rm -f $(VLLM_VENV)/.ready-*
 	@touch $@
 endif
+
+setup-vllm: $(VLLM_READY) ## build the environment of test-vllm in VLLM_VENV
 
 test-vllm: $(VLLM_READY) ## the plugin inside a vLLM for the CPU, in an environment of its own
 	$(VLLM_PY) -m pytest tests/integrations $(PYTEST_ARGS)
