@@ -77,7 +77,8 @@ def allocation_fails(group):
     """The kernel refuses rank 1 a mailbox: no rank has a communicator; once it may, all have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     if group.rank == 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        # less than a mailbox; more than the group's store, which is a file too and loses its readers if it is cut off
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     error = same_refusal(group, lambda: nvcomm.Communicator(group, "cpu", timeout_s=LIMIT_S))
     assert list(error.reasons) == [1]
     assert "File too large" in error.reasons[1][0]
