@@ -8,6 +8,7 @@ mpiexec -n 4 python program.py
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ import torch
 
 from nvcomm.env import other
 from nvcomm.group import DEFAULT_TIMEOUT_S, StoreGroup, from_environment, from_mpi, started_by
+
+# What mpiexec may take to read a rank's last lines.
+_READ_S = 0.2
 
 
 class Launched(NamedTuple):
@@ -78,6 +82,8 @@ def _under_mpi(timeout_s: float) -> Iterator[Launched]:
         if not _failed(error):
             raise
         _tell(world.Get_rank(), error)
+        # mpiexec drops what it has not yet read of a rank's output when the rank aborts.
+        time.sleep(_READ_S)
         # Without it MPI's own end would wait for ranks that wait for this one.
         world.Abort(1)
 
