@@ -18,6 +18,7 @@ CONTROL_REPLAYS = 20_000
 CONTROL_SECONDS = 10.0
 CONTROL_TIMEOUT_S = 3.0
 CONTROL_ATTEMPTS = 4
+STALE_KINDS = {"stale", "reserved", "addend", *SUM_KINDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,11 @@ class Control:
     def failed_as_it_must(self) -> bool:
         """Whether it saw a word that an earlier gather had sent, not just any damage.
 
-        One in a hundred of those words is a reserved one, which names no origin, and a word of a sum never does.
+        One in a hundred of those words is a reserved one, which names no origin, and neither does a word of a sum or
+        one that was sent for a sum.
         """
         first = self.outcome.first_bad
-        return self.outcome.bad_words > 0 and first is not None and first.kind in {"stale", "reserved", *SUM_KINDS}
+        return self.outcome.bad_words > 0 and first is not None and first.kind in STALE_KINDS
 
     @property
     def summary(self) -> str:
@@ -67,7 +69,8 @@ class Control:
 def run_control(runner: Runner, config: RunConfig, protocol: ProtocolName, progress: Progress) -> Control:
     """Runs `protocol` where and as `config` will run, until the first wrong word.
 
-    A wrong protocol may also lose words, and then hang before anything was compared: it gets another try.
+    A wrong protocol may also lose words, and then hang before anything was compared, or its first wrong word may be one
+    that a rank sent too early: it gets another try.
     """
     for attempt in range(CONTROL_ATTEMPTS):
         control = config.but(
@@ -80,6 +83,7 @@ def run_control(runner: Runner, config: RunConfig, protocol: ProtocolName, progr
             stop_on_bad=True,
         )
         result = Control(protocol, runner.run(control, progress))
-        if result.outcome.hang is None or result.failed_as_it_must:
+        saw_nothing = result.outcome.hang is None and not result.outcome.bad_words
+        if saw_nothing or result.failed_as_it_must:
             break
     return result

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nvcomm import mailbox
-from stress import host_oracle, oracle
+from stress import host_oracle, oracle, sum_oracle
 from stress.host_oracle import HostOracle
 
 # A stale word is at most a few replays old; older origins are more likely chance than history.
@@ -51,8 +51,9 @@ class BadWord:
         expected_word: its bits.
         seen_word: the bits that were there.
         kind: "stale" (an earlier word; `seen` says which), "misplaced" (a word of the same gather), "early" (one that
-            was not due yet), "reserved" (EMPTY or ESCAPE itself), "filled" (the 0xFF bytes of a timeout), "unknown", or
-            one of SUM_KINDS, whose `expected.rank` is `dst_rank`.
+            was not due yet), "reserved" (EMPTY or ESCAPE itself), "filled" (the 0xFF bytes of a timeout), "addend"
+            (sent for a sum of a mixed run: too few bits to say for which), "unknown", or one of SUM_KINDS, whose
+            `expected.rank` is `dst_rank`.
         seen: where the word came from, where that can be told.
     """
 
@@ -102,6 +103,7 @@ class BadWord:
             return head + {
                 "reserved": "a reserved word that was not restored",
                 "filled": "the filling of a call that timed out",
+                "addend": "a word that was sent for a sum, another collective",
             }.get(self.kind, "no word that this run has sent")
         seen = self.seen
         where = f"word {seen.index} of rank {seen.rank}, gather {seen.gather} of replay {seen.replay}"
@@ -127,7 +129,7 @@ def decode(
         kind = "filled"
     else:
         seen = _origin(host, expected, seen_word, row_words)
-        kind = "unknown" if seen is None else _kind(seen, expected)
+        kind = _kind(seen, expected) if seen else "addend" if sum_oracle.is_addend(seen_word) else "unknown"
     return BadWord(dst_rank, expected, host.word(*astuple(expected)), seen_word, kind, seen)
 
 

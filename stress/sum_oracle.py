@@ -13,6 +13,7 @@ Functions are written like those of `oracle.py`: with operators alone, `u32` bei
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -30,6 +31,10 @@ WAYS: dict[str, tuple[Way, ...]] = {
 }
 
 HALF = 0x1F001F  # the bits of a word that make its two numbers
+# Every number of a sum, as bf16: the upper half of an FP32.
+_NUMBERS = frozenset(
+    struct.unpack("<I", struct.pack("<f", number))[0] >> 16 for number in range((HALF & 0xFFFF) * oracle.MAX_RANKS + 1)
+)
 COMMON = 3  # stands for the gather in the key of what all ranks share: gathers proper are 0 to 2
 # Streams of a boundary, and where the factors' indices begin, above those of all residual streams.
 STREAMS = 4
@@ -71,6 +76,11 @@ def is_reserved(word: Any, u32: oracle.U32) -> Any:
 def numbers(word: Any, u32: oracle.U32) -> Any:
     """The two numbers of a payload word, one in each half; 0 for a word that may not travel."""
     return (word & u32(HALF)) * (u32(1) - is_reserved(word, u32))
+
+
+def is_addend(word: int) -> bool:
+    """Whether a word may have been sent for a sum, as a rank's numbers or as their sum: one in 70,000 of all words."""
+    return all((word >> shift) & 0xFFFF in _NUMBERS for shift in (0, 16))
 
 
 def total(words: Sequence[Any], u32: oracle.U32) -> tuple[Any, Any]:

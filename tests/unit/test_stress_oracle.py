@@ -94,7 +94,15 @@ def test_a_word_of_the_same_gather_is_misplaced():
 
 @pytest.mark.parametrize(
     ("word", "kind"),
-    [(mailbox.EMPTY, "reserved"), (mailbox.ESCAPE, "reserved"), (0xFFFFFFFF, "filled"), (0x12345678, "unknown")],
+    [
+        (mailbox.EMPTY, "reserved"),
+        (mailbox.ESCAPE, "reserved"),
+        (0xFFFFFFFF, "filled"),
+        (0x418041A8, "addend"),  # 16 and 21 in bf16
+        (0x41804208, "addend"),  # 16 and 34: a sum
+        (0x4180C1A8, "unknown"),  # 16 and -21
+        (0x12345678, "unknown"),
+    ],
 )
 def test_words_without_an_origin_are_named(word, kind):
     bad = decode(HostOracle(11, RANKS), 0, Origin(1, 0, 500, 3), word, sizes)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -14,7 +15,7 @@ from nvcomm.errors import PeerTimeoutError
 from stress import ledger, report
 from stress.audit import compare_audits
 from stress.cli import parse
-from stress.control import Control, run_control
+from stress.control import CONTROL_ATTEMPTS, Control, run_control
 from stress.decode import BadWord, Origin
 from stress.hang import Hang, Position, Wait
 from stress.run import Outcome, Progress, RunConfig
@@ -111,6 +112,20 @@ def test_a_control_that_hangs_before_it_shows_anything_gets_another_try():
     assert [one.protocol for one in runner.asked] == ["late-copy", "late-copy"]
     assert runner.asked[0].seed != runner.asked[1].seed
     assert all(one.stop_on_bad for one in runner.asked)
+
+
+def test_a_control_that_saw_only_damage_without_an_origin_gets_another_try():
+    damaged = outcome(bad_words=5, first_bad=replace(WRONG.first_bad, kind="unknown", seen=None))
+    runner = ScriptedRunner(damaged, WRONG)
+    assert run_control(runner, CONFIG, "late-copy", Progress()).failed_as_it_must
+    assert not run_control(
+        ScriptedRunner(*[damaged] * CONTROL_ATTEMPTS), CONFIG, "late-copy", Progress()
+    ).failed_as_it_must
+
+
+def test_a_control_of_a_mixed_run_fails_as_it_must_on_a_word_that_was_sent_for_a_sum():
+    first = replace(WRONG.first_bad, kind="addend", seen=None)
+    assert Control("late-copy", outcome(bad_words=5, first_bad=first)).failed_as_it_must
 
 
 def test_a_control_that_ends_well_is_not_tried_until_it_fails():
