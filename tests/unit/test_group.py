@@ -10,9 +10,17 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from nvcomm import group
 from nvcomm.errors import CapabilityError, GroupError, UsageError
-from nvcomm.group import MAX_ANSWER_BYTES, StoreGroup, as_group, from_mpi, from_process_group, local_groups
+from nvcomm.group import (
+    MAX_ANSWER_BYTES,
+    StoreGroup,
+    as_group,
+    from_environment,
+    from_mpi,
+    from_process_group,
+    local_groups,
+    mpi,
+)
 from tests.threads import together
 
 
@@ -177,10 +185,10 @@ def test_environment_of_torchrun(monkeypatch):
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # torchrun serves the store itself
     }.items():
         monkeypatch.setenv(name, value)
-    assert group.from_environment(5.0).exchange("x", 1, 5.0) == [1]
+    assert from_environment(5.0).exchange("x", 1, 5.0) == [1]
     monkeypatch.setenv("MASTER_PORT", "1")
     with pytest.raises(GroupError):
-        group.from_environment(0.5)
+        from_environment(0.5)
 
 
 class ThreadComm:
@@ -254,4 +262,4 @@ def test_own_address_is_one_of_this_host():
     import socket
 
     with socket.socket() as probe:
-        probe.bind((group._own_address(), 0))
+        probe.bind((mpi._own_address(), 0))

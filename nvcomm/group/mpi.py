@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group of the ranks of an MPI program. MPI carries an address once; a store does the rest."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from nvcomm.errors import GroupError
+from nvcomm.group.contract import DEFAULT_TIMEOUT_S
+from nvcomm.group.pauses import pauses
+from nvcomm.group.store_group import StoreGroup, fresh_group
+
+
+def from_mpi(comm: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreGroup:
+    """A group of the ranks of an mpi4py communicator. MPI carries an address once; a TCPStore of rank 0 does the rest.
+
+    The store listens on a free port of rank 0's host (PyTorch binds every interface of it) and ends with rank 0.
+
+    Args:
+        comm: `mpi4py.MPI.Comm`.
+
+    Raises:
+        GroupError: a rank did not answer within `timeout_s`, or the store cannot be built or reached.
+    """
+    rank, world_size = int(comm.Get_rank()), int(comm.Get_size())
+    deadline = time.monotonic() + timeout_s
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip().ljust(64)[:64]
+    boot_ids = bytearray(64 * world_size)
+    _mpi_wait(comm.Iallgather(boot_id, boot_ids), deadline, rank)
+    same_host = bytes(boot_ids) == boot_id * world_size
+    store: dist.Store | None = None
+    answer: dict[str, Any] = {}
+    if rank == 0:
+        host = "127.0.0.1" if same_host else _own_address()
+        try:
+            store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+            answer = {"host": host, "port": store.port}
+        except RuntimeError as error:
+            answer = {"error": str(error)[:256]}
+    buffer = bytearray(json.dumps(answer).encode().ljust(1024))
+    _mpi_wait(comm.Ibcast(buffer, root=0), deadline, rank)
+    answer = json.loads(buffer)
+    if "error" in answer:
+        raise GroupError(f"rank 0 could not build a store: {answer['error']}")
+    if store is None:
+        left = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
+        try:
+            store = dist.TCPStore(answer["host"], answer["port"], is_master=False, timeout=left)
+        except RuntimeError as error:
+            raise GroupError(f"rank {rank} cannot reach rank 0's store at {answer}: {error}", (0,)) from error
+    return fresh_group(store, rank, world_size)
+
+
+def _own_address() -> str:
+    """An address of this host that others can reach: that of the interface towards a foreign network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing; RFC 5737 keeps this address free
+        except OSError:
+            return socket.gethostbyname(socket.gethostname())
+        return str(probe.getsockname()[0])
+
+
+def _mpi_wait(request: Any, deadline: float, rank: int) -> None:
+    for pause in pauses():
+        if request.Test():
+            return
+        if time.monotonic() >= deadline:
+            raise GroupError(f"rank {rank}: an MPI call of the handshake did not end: does every rank run it?")
+        time.sleep(pause)

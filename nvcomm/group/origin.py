@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which group a program means: that of a launcher, of torch.distributed, of MPI, or one of its own."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch.distributed as dist
+
+from nvcomm.env import other
+from nvcomm.errors import GroupError, UsageError
+from nvcomm.group.contract import DEFAULT_TIMEOUT_S, Group
+from nvcomm.group.mpi import from_mpi
+from nvcomm.group.store_group import StoreGroup, fresh_group
+
+
+def as_group(group: Any) -> Group:
+    """`group` itself; of a process group or an mpi4py communicator its ranks.
+
+    Of None torch's default group where there is one, else the ranks of the launcher, see `started_by`.
+
+    Raises:
+        UsageError, GroupError: as `from_process_group`, `from_mpi` and `from_environment`.
+    """
+    if group is None and dist.is_initialized():
+        return from_process_group()
+    if group is None and started_by() == "mpi":
+        from mpi4py import MPI
+
+        return from_mpi(MPI.COMM_WORLD)
+    if group is None:
+        return from_environment()
+    if isinstance(group, dist.ProcessGroup):
+        return from_process_group(group)
+    if hasattr(group, "Iallgather"):
+        return from_mpi(group)
+    if not all(hasattr(group, name) for name in ("rank", "world_size", "exchange", "barrier")):
+        raise UsageError(
+            f"group is {group!r}; wanted a torch.distributed process group, an mpi4py communicator, an "
+            "nvcomm.group.Group, or None for the ranks of torchrun or mpiexec."
+        )
+    ranks: Group = group
+    return ranks
+
+
+def started_by() -> Literal["torchrun", "mpi"] | None:
+    """What started this process. torchrun counts first: under an mpiexec per host its ranks are the ones meant."""
+    if other("RANK") is not None and other("WORLD_SIZE") is not None:
+        return "torchrun"
+    if any(other(name) is not None for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")):
+        return "mpi"
+    return None
+
+
+def from_process_group(process_group: dist.ProcessGroup | None = None) -> StoreGroup:
+    """A group of the ranks of a `torch.distributed` process group, through the store that it was built with.
+
+    Args:
+        process_group: None is the default group. Every rank builds its groups on it in the same order.
+
+    Raises:
+        UsageError: torch.distributed is not initialised, or this process is not in the group.
+    """
+    if not dist.is_initialized():
+        raise UsageError("torch.distributed is not initialised: call torch.distributed.init_process_group first.")
+    wanted = process_group or dist.group.WORLD
+    rank = dist.get_rank(wanted)
+    if wanted is None or rank < 0:
+        raise UsageError("this process is not a rank of the process group: build the communicator on its ranks only.")
+    # The one place that needs it: PyTorch has no public name for the store of a process group.
+    store = dist.distributed_c10d._get_process_group_store(wanted)
+    return fresh_group(store, rank, dist.get_world_size(wanted))
+
+
+def from_environment(timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreGroup:
+    """A group of the processes that torchrun started: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+
+    Raises:
+        UsageError: a variable is missing or no number.
+        GroupError: the store at MASTER_ADDR cannot be reached within `timeout_s`.
+    """
+    try:
+        store, rank, world_size = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+    except ValueError as error:
+        raise UsageError(f"{error}. Start the program with torchrun or mpiexec, or set what torchrun sets.") from error
+    except RuntimeError as error:
+        raise GroupError(
+            f"the store of MASTER_ADDR and MASTER_PORT was not reached: {error}. Find out whether rank 0 runs there."
+        ) from error
+    return fresh_group(store, rank, world_size)
