@@ -7,11 +7,15 @@ import torch
 
 from nvcomm.errors import UsageError
 
+REDUCED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
 
 def check_input(x: torch.Tensor, device: torch.device, max_bytes: int, op: str) -> None:
     """Raises UsageError unless `x` is a dense, contiguous tensor on `device` of at most `max_bytes`."""
     if not isinstance(x, torch.Tensor):
         raise UsageError(f"{op}: got a {type(x).__name__}; wanted a torch.Tensor.")
+    if x.is_nested:
+        raise UsageError(f"{op}: got a nested tensor; wanted a dense one: call .to_padded_tensor(0).")
     if x.layout != torch.strided:
         raise UsageError(f"{op}: got a tensor of layout {x.layout}; wanted a dense one: call .to_dense().")
     if x.is_quantized:
@@ -41,6 +45,8 @@ def check_output(out: torch.Tensor, x: torch.Tensor, shape: tuple[int, ...], op:
     """Raises UsageError unless `out` can take the result: dtype and device of `x`, `shape`, and apart from `x`."""
     if not isinstance(out, torch.Tensor):
         raise UsageError(f"{op}: out is a {type(out).__name__}; wanted a torch.Tensor.")
+    if out.is_nested:
+        raise UsageError(f"{op}: out is a nested tensor; wanted a dense one of shape {shape}.")
     if out.dtype != x.dtype or out.device != x.device or tuple(out.shape) != shape:
         raise UsageError(
             f"{op}: out is {out.dtype} {tuple(out.shape)} on {out.device}; wanted {x.dtype} {shape} on {x.device}."
@@ -53,6 +59,17 @@ def check_output(out: torch.Tensor, x: torch.Tensor, shape: tuple[int, ...], op:
         raise UsageError(
             f"{op}: out overlaps the input, which is read while out is written: give it memory of its own."
         )
+
+
+def check_reduction(op: str, dtype: torch.dtype) -> None:
+    """Raises UsageError unless `op` is a collective that adds, and `dtype` one that it adds."""
+    if op not in ("all_reduce", "reduce_scatter"):
+        raise UsageError(
+            f"op is {op!r}; wanted 'all_reduce' or 'reduce_scatter': an all-gather is loaded from the start, and mhc() "
+            "loads the sublayer boundary."
+        )
+    if dtype not in REDUCED_DTYPES:
+        raise UsageError(f"{op}: got {dtype!r}; wanted one of {', '.join(map(str, REDUCED_DTYPES))}.")
 
 
 def part_shape(x: torch.Tensor, rank: int, world_size: int) -> tuple[int, ...]:

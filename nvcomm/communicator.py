@@ -16,7 +16,7 @@ from nvcomm.env import settings
 from nvcomm.errors import NvcommError, UsageError
 from nvcomm.group import as_group
 from nvcomm.host.headers import MAX_TAG
-from nvcomm.options import DEFAULT_MAX_BYTES, Options, Pdl, Protocol, Transport
+from nvcomm.options import DEFAULT_MAX_BYTES, Options, Pdl, Protocol, Transport, is_count
 from nvcomm.stats import Audit, Stats
 from nvcomm.watcher import Watcher
 from nvcomm.worlds import Engine, build_rank, device_of_all
@@ -126,8 +126,8 @@ class Communicator:
 
     @tag.setter
     def tag(self, tag: int) -> None:
-        if not 0 <= tag <= MAX_TAG:
-            raise UsageError(f"rank {self.rank}: tag is {tag}; wanted 0 to {MAX_TAG}.")
+        if not is_count(tag, 0, MAX_TAG):
+            raise UsageError(f"rank {self.rank}: tag is {tag!r}; wanted a whole number from 0 to {MAX_TAG}.")
         self.engine.tag = tag
 
     def all_gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

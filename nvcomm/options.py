@@ -14,6 +14,7 @@ Transport = Literal["auto", "peer", "multicast", "delayed"]
 Protocol = Literal["mailbox", "late-copy", "copy"]
 DEFAULT_MAX_BYTES = 4 << 20
 _MOST_BYTES = 1 << 30
+_MOST_SEED = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,15 @@ class Options:
     def __post_init__(self) -> None:
         """Raises UsageError for a value that cannot work."""
         wanted = {
-            "max_bytes": (16 <= self.max_bytes <= _MOST_BYTES, f"16 to {_MOST_BYTES}"),
-            "timeout_s": (0 < self.timeout_s < 1e6, "seconds above 0 and below 1e6"),
+            "max_bytes": (is_count(self.max_bytes, 16, _MOST_BYTES), f"a whole number from 16 to {_MOST_BYTES}"),
+            "timeout_s": (_is_number(self.timeout_s) and 0 < self.timeout_s < 1e6, "seconds above 0 and below 1e6"),
             "pdl": (self.pdl in ("off", "safe", "early"), "'off', 'safe' or 'early'"),
-            "device_share": (0 < self.device_share <= 1, "above 0 and at most 1"),
-            "generation": (0 <= self.generation <= GENERATION_MASK, "an unsigned 32-bit count"),
+            "device_share": (
+                _is_number(self.device_share) and 0 < self.device_share <= 1,
+                "a number above 0 and at most 1",
+            ),
+            "generation": (is_count(self.generation, 0, GENERATION_MASK), "an unsigned 32-bit count"),
+            "seed": (is_count(self.seed, 0, _MOST_SEED), "a whole number from 0 to 2**64 - 1"),
             "transport": (self.transport in get_args(Transport), f"one of {get_args(Transport)}"),
             "protocol": (self.protocol in get_args(Protocol), f"one of {get_args(Protocol)}"),
         }
@@ -64,5 +69,14 @@ class Options:
 
 def check_world_size(world_size: int) -> None:
     """Raises UsageError unless there are kernels for `world_size` ranks."""
-    if not 1 <= world_size <= MAX_WORLD_SIZE:
-        raise UsageError(f"the group has {world_size} ranks; wanted: 1 to {MAX_WORLD_SIZE}.")
+    if not is_count(world_size, 1, MAX_WORLD_SIZE):
+        raise UsageError(f"the group has {world_size!r} ranks; wanted: 1 to {MAX_WORLD_SIZE}.")
+
+
+def is_count(value: object, least: int, most: int) -> bool:
+    """Whether `value` is a whole number from `least` to `most`; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

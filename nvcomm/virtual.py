@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from nvcomm.arguments import part_shape
+from nvcomm.arguments import check_input, part_shape
 from nvcomm.communicator import Communicator
 from nvcomm.env import settings
 from nvcomm.errors import UsageError
@@ -65,7 +65,7 @@ class VirtualWorld(Sequence[Communicator]):
         Returns:
             The outputs, ready on the current stream.
         """
-        self._check_ranks(xs, outs)
+        self._check_ranks("all_gather", xs, outs)
         results = list(outs) if outs is not None else [x.new_empty((len(self), *x.shape)) for x in xs]
         self.run(lambda comm: comm.all_gather(xs[comm.rank], results[comm.rank]))
         return results
@@ -78,7 +78,7 @@ class VirtualWorld(Sequence[Communicator]):
         protocol: ReduceProtocol = "auto",
     ) -> list[torch.Tensor]:
         """One all-reduce of all ranks; see `all_gather` and `Communicator.all_reduce`."""
-        self._check_ranks(xs, outs)
+        self._check_ranks("all_reduce", xs, outs)
         self.prepare("all_reduce", xs[0].dtype)
         results = list(outs) if outs is not None else [torch.empty_like(x) for x in xs]
         self.run(lambda comm: comm.all_reduce(xs[comm.rank], results[comm.rank], protocol=protocol))
@@ -88,7 +88,7 @@ class VirtualWorld(Sequence[Communicator]):
         self, xs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None = None
     ) -> list[torch.Tensor]:
         """One reduce-scatter of all ranks; see `all_gather` and `Communicator.reduce_scatter`."""
-        self._check_ranks(xs, outs)
+        self._check_ranks("reduce_scatter", xs, outs)
         self.prepare("reduce_scatter", xs[0].dtype)
         if outs is None:
             outs = [x.new_empty(part_shape(x, rank, len(self))) for rank, x in enumerate(xs)]
@@ -102,14 +102,29 @@ class VirtualWorld(Sequence[Communicator]):
             if not comm.engine.ready(op, dtype):
                 comm.prepare(op, dtype)
 
-    def _check_ranks(self, xs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None) -> None:
-        if len(xs) != len(self) or (outs is not None and len(outs) != len(self)):
-            raise UsageError(
-                f"got {len(xs)} inputs and {len(outs or ())} outputs; wanted one for each of {len(self)} ranks."
-            )
+    def _check_ranks(self, op: str, xs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None) -> None:
+        """Raises UsageError for what ranks of several processes would only find out by waiting for each other."""
+        for name, tensors in (("inputs", xs), ("outputs", outs)):
+            if tensors is None and name == "outputs":
+                continue
+            if not isinstance(tensors, list | tuple) or len(tensors) != len(self):
+                count = len(tensors) if isinstance(tensors, list | tuple) else f"a {type(tensors).__name__} as"
+                raise UsageError(
+                    f"{op}: got {count} {name}; wanted a list of one tensor for each of {len(self)} ranks."
+                )
+        for rank, x in enumerate(xs):
+            check_input(x, self.device, self._comms[rank].max_bytes, op)
+            # Bytes are gathered, whatever they mean; sums need the same of every rank.
+            same = x.nbytes == xs[0].nbytes if op == "all_gather" else (x.dtype, x.shape) == (xs[0].dtype, xs[0].shape)
+            if not same:
+                raise UsageError(
+                    f"{op}: rank 0 has {xs[0].dtype} {tuple(xs[0].shape)} and rank {rank} {x.dtype} {tuple(x.shape)}; "
+                    f"wanted the same {'number of bytes' if op == 'all_gather' else 'dtype and shape'} on every rank."
+                )
 
     def run(self, call: Callable[[Communicator], object]) -> None:
         """Calls `call(comm)` for every rank on its own stream or thread, behind the current stream and before it."""
+        _ = self._comms[0].engine  # raises where the world is closed
         self._backend.run(self._comms, call)
 
     def stream(self, rank: int) -> torch.cuda.Stream:
@@ -121,6 +136,7 @@ class VirtualWorld(Sequence[Communicator]):
 
     def reset(self) -> None:
         """Brings every rank back after a fault; see `Communicator.reset`."""
+        _ = self._comms[0].engine  # raises where the world is closed
         self._backend.reset()
         for comm in self._comms:
             comm.forget_pending()

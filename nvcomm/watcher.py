@@ -49,8 +49,11 @@ class Watcher:
     def __init__(
         self, comm: Watched, on_fault: Callable[[NvcommError], object], interval_s: float = DEFAULT_INTERVAL_S
     ) -> None:
-        if interval_s <= 0:
-            raise UsageError(f"interval_s is {interval_s}; wanted seconds above 0.")
+        if not isinstance(interval_s, int | float) or not 0 < interval_s < threading.TIMEOUT_MAX:
+            raise UsageError(f"interval_s is {interval_s!r}; wanted seconds above 0.")
+        if not callable(on_fault):
+            raise UsageError(f"on_fault is {on_fault!r}; wanted what can be called with the error.")
+        _ = comm.engine  # raises where it is closed: there would be nothing to watch
         self._comm = comm
         self._on_fault = on_fault
         self._interval_s = interval_s

@@ -78,7 +78,12 @@ def resolve_device(device: torch.device | str | int | None) -> torch.device:
     """The device with its index; the current GPU, or the CPU, where None."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    target = torch.device(device) if not isinstance(device, int) else torch.device("cuda", device)
+    try:
+        target = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(
+            f"device is {device!r}; wanted a torch.device, a text such as 'cuda:0' or 'cpu', or a GPU's number."
+        ) from error
     if target.type not in ("cuda", "cpu"):
         raise UsageError(f"device is {target}; wanted: a CUDA device or the CPU.")
     if target.type == "cuda" and not torch.cuda.is_available():

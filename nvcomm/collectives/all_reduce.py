@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from nvcomm import jit, mailbox
+from nvcomm.arguments import check_reduction
 from nvcomm.collectives.all_reduce_config import ReduceConfig
 from nvcomm.collectives.all_reduce_ll import AllReduceLLKernel
 from nvcomm.collectives.all_reduce_tree import ELEM_BYTES, Dtype
@@ -146,6 +147,5 @@ class Reductions:
         return self._kernels[kernel, dtype, CHUNK_BYTES if aligned else ELEM_BYTES[dtype]]
 
     def _keys(self, op: ReduceOp, dtype: torch.dtype) -> list[tuple[type[MailboxKernel], Dtype, int]]:
-        if dtype not in DTYPES:
-            raise UsageError(f"{op}: got {dtype}; wanted one of {', '.join(map(str, DTYPES))}.")
+        check_reduction(op, dtype)
         return kernel_keys(op, DTYPES[dtype])

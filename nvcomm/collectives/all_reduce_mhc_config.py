@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from nvcomm.errors import UsageError
 from nvcomm.mailbox import CHUNK_BYTES, MailboxLayout
-from nvcomm.options import Pdl
+from nvcomm.options import Pdl, is_count
 
 # "fused" does everything, "publish" and "collect" are its halves, "finalize" is "fused" for a MoE output.
 MhcPart = Literal["fused", "finalize", "publish", "collect"]
@@ -34,12 +34,20 @@ class MhcShape:
 
     def __post_init__(self) -> None:
         """Raises UsageError for a shape that no kernel takes."""
-        if self.hidden % 64 or not 64 <= self.hidden <= 65536:
-            raise UsageError(f"hidden is {self.hidden}; wanted: a multiple of 64 from 64 to 65536.")
-        if not 1 <= self.num_streams <= 4:
-            raise UsageError(f"there are {self.num_streams} residual streams; wanted: 1 to 4.")
-        if not 0 <= self.top_k <= 16:
-            raise UsageError(f"top_k is {self.top_k}; wanted: 0 to 16.")
+        if not is_count(self.hidden, 64, 65536) or self.hidden % 64:
+            raise UsageError(f"hidden is {self.hidden!r}; wanted: a multiple of 64 from 64 to 65536.")
+        if not is_count(self.num_streams, 1, 4):
+            raise UsageError(f"there are {self.num_streams!r} residual streams; wanted: 1 to 4.")
+        if not is_count(self.top_k, 0, 16):
+            raise UsageError(f"top_k is {self.top_k!r}; wanted: 0 to 16.")
+
+    def check_parts(self, parts: tuple[str, ...]) -> None:
+        """Raises UsageError unless `parts` name kernels that there are for this shape."""
+        known = get_args(MhcPart)
+        if not parts or not set(parts) <= set(known):
+            raise UsageError(f"parts is {parts!r}; wanted one or several of {known}, as a tuple or list.")
+        if "finalize" in parts and not self.top_k:
+            raise UsageError("parts has 'finalize', which adds up a row's experts: give mhc() their number, top_k.")
 
     @property
     def chunks(self) -> int:

@@ -210,6 +210,7 @@ class DeviceEngine:
 
     def mhc(self, shape: MhcShape, parts: tuple[MhcPart, ...]) -> MhcLauncher:
         """Compiles and loads the kernels of a sublayer boundary; see `Communicator.mhc`."""
+        shape.check_parts(parts)
         with torch.cuda.device(self.device):
             return MhcLauncher(
                 shape, parts, self.layout, self.options, self._handle, places=self._places, multicast=self.multicast,

@@ -33,7 +33,7 @@ def choose(protocol: str, num_bytes: int, world_size: int) -> str:
     Raises:
         UsageError: there is no such protocol.
     """
-    if protocol not in _PROTOCOLS:
+    if not isinstance(protocol, str) or protocol not in _PROTOCOLS:
         if protocol != "auto":
             raise UsageError(f"protocol is {protocol!r}; wanted 'auto', 'll' or 'two_shot'.")
         return "ll" if world_size <= 2 or num_bytes <= AUTO_LL_BYTES else "two_shot"

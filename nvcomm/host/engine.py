@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import torch
 
+from nvcomm.arguments import check_reduction
 from nvcomm.errors import NvcommError, UsageError
 from nvcomm.group import Group
 from nvcomm.host import headers
@@ -167,13 +168,16 @@ class HostEngine:
 
     def ready(self, op: str, dtype: torch.dtype) -> bool:
         """Whether `op` can run on `dtype` without loading anything: always, there is nothing to load."""
+        check_reduction(op, dtype)
         return True
 
     def prepare(self, op: str, dtype: torch.dtype) -> None:
-        """Nothing to compile or load."""
+        """Nothing to compile or load; raises UsageError where a GPU's engine does."""
+        check_reduction(op, dtype)
 
     def mhc(self, shape: MhcShape, parts: tuple[str, ...]) -> HostBoundary:
         """The sublayer boundary; see `Communicator.mhc`. There is nothing to compile, so any shape and all parts do."""
+        shape.check_parts(parts)
         return HostBoundary(self._run, lambda: self._steps)
 
     @property

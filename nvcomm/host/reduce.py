@@ -12,17 +12,17 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from nvcomm.arguments import REDUCED_DTYPES
 from nvcomm.errors import UsageError
 from nvcomm.host.words import ESCAPE_WORD, Bytes, Words
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # A NaN as fp32, and as two bf16 or fp16 halves.
 _OTHER_NAN = np.uint32(0xFFC0FFC0)
 
 
 def check_dtype(operation: str, x: torch.Tensor, out: torch.Tensor) -> None:
     """Raises UsageError unless `x` can be summed into `out`."""
-    if x.dtype not in DTYPES or out.dtype != x.dtype:
+    if x.dtype not in REDUCED_DTYPES or out.dtype != x.dtype:
         raise UsageError(f"{operation}: got {x.dtype} into {out.dtype}; wanted one of bf16, fp16, fp32 into the same.")
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nvcomm.arguments import REDUCED_DTYPES
 from nvcomm.communicator import Communicator
 from nvcomm.env import is_set, settings
 from nvcomm.errors import CapabilityError, NvcommError, UnsupportedError
@@ -28,7 +29,6 @@ from nvcomm.watcher import Watcher
 from nvcomm.worlds import resolve_device
 
 MIB = 1 << 20
-REDUCED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Ranks of a server may be a compilation of the model apart before they meet.
 SERVER_TIMEOUT_S = 300.0
 

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a caller may get wrong: every public name answers with a typed error, at once, and works on afterwards."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+import torch
+
+import nvcomm
+from nvcomm.options import Options
+
+WORLD_SIZE = 2
+OPS = ("all_gather", "all_reduce", "reduce_scatter")
+X = torch.arange(4.0)
+
+
+@pytest.fixture(scope="module")
+def world():
+    with nvcomm.virtual_world(WORLD_SIZE, "cpu", max_bytes=4096, timeout_s=10) as world:
+        yield world
+
+
+@pytest.fixture(autouse=True)
+def _goes_on(world):
+    """A refusal costs nothing: it comes at once, and the next call of all ranks is right."""
+    started = time.monotonic()
+    yield
+    assert time.monotonic() - started < 5
+    assert torch.equal(world.all_gather([X, X])[1], torch.stack([X, X]))
+
+
+def refused(says):
+    return pytest.raises(nvcomm.UsageError, match=says)
+
+
+@pytest.mark.parametrize("world_size", ["4", 2.0, None, True, -1])
+def test_a_number_of_ranks_that_is_none(world_size):
+    with refused("1 to 8"):
+        nvcomm.virtual_world(world_size, "cpu")
+
+
+@pytest.mark.parametrize("device", ["cppu", -1, [], 1.5, "cuda:x", torch.float32, "meta"])
+def test_a_device_that_is_none(device):
+    with refused("device is"):
+        nvcomm.virtual_world(2, device)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("max_bytes", ["4M", 4.5e6, None, -4, 0, True, 1 << 40]),
+        ("timeout_s", ["5", None, 0, -1, math.nan, math.inf, True]),
+        ("device_share", ["half", None, 0, math.nan]),
+        ("generation", [1.5, "a", None, -1, 1 << 32]),
+        ("seed", ["a", 0.5, -1, 1 << 64]),
+        ("pdl", [None, ["off"], "erly"]),
+        ("protocol", [None, "Mailbox", ["mailbox"]]),
+        ("transport", [None, "tcp", 0]),
+    ],
+)
+def test_an_option_of_another_kind_is_refused_by_name(name, values):
+    for value in values:
+        with refused(f"{name} is "):
+            Options(**{name: value})
+
+
+@pytest.mark.parametrize("group", [5, "tp", [0, 1], object()])
+def test_a_group_that_is_none(group):
+    with refused("wanted a torch.distributed process group"):
+        nvcomm.Communicator(group, "cpu")
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    ("xs", "says"),
+    [
+        (None, "got a NoneType as inputs"),
+        (torch.zeros(2, 4), "got a Tensor as inputs"),
+        ([X], "got 1 inputs"),
+        ([X, None], "got a NoneType; wanted a torch.Tensor"),
+        ([1, 2], "got a int; wanted a torch.Tensor"),
+        ([X, torch.zeros(6)], r"rank 0 has torch.float32 \(4,\) and rank 1 torch.float32 \(6,\)"),
+        ([X, torch.zeros(9, dtype=torch.float16)], "on every rank"),
+    ],
+)
+def test_inputs_of_a_world(world, op, xs, says):
+    with refused(f"{op}: .*{says}"):
+        getattr(world, op)(xs)
+
+
+def test_outputs_of_a_world(world):
+    for outs, says in (("ab", "got a str as outputs"), ([X], "got 1 outputs")):
+        with refused(says):
+            world.all_reduce([X, X], outs)
+
+
+def test_bytes_of_different_dtypes_may_be_gathered_but_not_added(world):
+    halves = X.to(torch.bfloat16).repeat(2)
+    ys = world.all_gather([X, halves])
+    assert torch.equal(ys[1][0].view(torch.float32), X)
+    with refused("same dtype and shape"):
+        world.all_reduce([X, halves])
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_nested_tensor(world, op):
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.strided)
+    with refused(f"{op}: got a nested tensor"):
+        getattr(world[0], op)(nested)
+    with refused("out is a nested tensor"):
+        world[0].all_gather(X, nested)
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float64, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_a_dtype_without_a_sum(world, op, dtype):
+    with refused(f"{op}: got {dtype}; wanted one of torch.bfloat16"):
+        getattr(world[0], op)(torch.ones(4).to(dtype))
+    with refused(f"{op}: got {dtype}"):
+        world.prepare(op, dtype)
+
+
+@pytest.mark.parametrize("op", ["allreduce", "all_gather", None, 3])
+def test_preparing_what_is_no_sum(world, op):
+    with refused(f"op is {op!r}; wanted 'all_reduce' or 'reduce_scatter'"):
+        world[0].prepare(op, torch.float32)
+
+
+def test_preparing_no_dtype(world):
+    for dtype in ("bf16", None):
+        with refused(f"got {dtype!r}"):
+            world.prepare("all_reduce", dtype)
+
+
+@pytest.mark.parametrize("protocol", ["LL", "one_shot", None, 3, ["ll"], ""])
+def test_a_protocol_that_there_is_not(world, protocol):
+    for call in (world.all_reduce, lambda xs, **kw: world[0].all_reduce(xs[0], **kw)):
+        with refused("wanted 'auto', 'll' or 'two_shot'"):
+            call([X, X], protocol=protocol)
+
+
+@pytest.mark.parametrize("tag", ["a", 1.5, None, True])
+def test_a_tag_that_is_no_number(world, tag):
+    with refused("whole number from 0 to 65535"):
+        world[0].tag = tag
+
+
+@pytest.mark.parametrize("hidden", [0, -64, 63, 65600, "5120", None, 64.0])
+def test_a_width_that_no_kernel_takes(world, hidden):
+    with refused("hidden is"):
+        world[0].mhc(hidden)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"num_streams": "4"}, "residual streams; wanted: 1 to 4"),
+        ({"num_streams": 5}, "residual streams; wanted: 1 to 4"),
+        ({"top_k": 17}, "top_k is 17; wanted: 0 to 16"),
+        ({"parts": ("fuse",)}, "wanted one or several of"),
+        ({"parts": "fused"}, "wanted one or several of"),
+        ({"parts": ()}, "wanted one or several of"),
+        ({"parts": ("finalize",)}, "give mhc.. their number, top_k"),
+    ],
+)
+def test_a_boundary_that_cannot_be_built(world, options, says):
+    with refused(says):
+        world[0].mhc(64, **options)
+
+
+def test_a_watcher_of_nothing_or_for_nobody(world):
+    with refused("interval_s is"):
+        world[0].watch(print, "often")
+    with refused("on_fault is None"):
+        world[0].watch(None)
+    closed = nvcomm.virtual_world(1, "cpu")
+    closed.close()
+    with refused("closed"):
+        closed[0].watch(print)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda world: world.all_gather([X]),
+        lambda world: world.all_reduce([X]),
+        lambda world: world.run(lambda comm: None),
+        lambda world: world.reset(),
+        lambda world: world.prepare("all_reduce", torch.float32),
+        lambda world: world[0].stats(),
+        lambda world: world[0].audit(),
+        lambda world: world[0].check(),
+        lambda world: world[0].reset(),
+        lambda world: world[0].mhc(64),
+    ],
+)
+def test_a_closed_world_says_so(call):
+    closed = nvcomm.virtual_world(1, "cpu")
+    closed.close()
+    closed.close()  # harmless
+    with refused("is closed"):
+        call(closed)
