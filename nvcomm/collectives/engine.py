@@ -81,7 +81,7 @@ class DeviceEngine:
         self._delayed = options.transport == "delayed"
         self.tag = 0  # the caller's own mark of the calls that follow, compared with device checks (R11)
         self._site = 0
-        self._calls_before = self._first_generation = 0
+        self._total_calls = self._last_generation = self._total_escapes = self._last_escapes = 0
         self._order = CallOrder(device)
         self._state = torch.zeros(mailbox.STATE_WORDS, dtype=torch.int32, device=device)
         self._fault = torch.zeros(mailbox.FAULT_WORDS, dtype=torch.int32, pin_memory=True)
@@ -132,8 +132,10 @@ class DeviceEngine:
         words = self.memory.local()
         words[: self.layout.faults_base // 4].fill_(_signed(mailbox.EMPTY))
         words[self.layout.faults_base // 4 :].zero_()
-        self._calls_before, self._first_generation = self._calls(self.state()), generation
+        self._calls(self.state())
+        self._last_generation = generation
         self._state[: mailbox.STATE_ESCAPES].zero_()
+        self._state[mailbox.STATE_ENDED] = 0  # calls that overlapped counted each other's CTAs
         self._state[mailbox.STATE_GENERATION] = _signed(generation)
         self._fault_words[:] = 0
         torch.cuda.synchronize(self.device)
@@ -231,12 +233,25 @@ class DeviceEngine:
         return int(self.state()[mailbox.STATE_GENERATION])
 
     def _calls(self, state: np.ndarray) -> int:
-        """Collectives since construction: the generation steps with each, and jumps at a reset."""
-        since = int(state[mailbox.STATE_GENERATION]) - self._first_generation
-        return self._calls_before + (since & mailbox.GENERATION_MASK)
+        """Collectives since construction: the generation steps with each, and jumps at a reset.
+
+        The device counts in 32 bits. Carried on here, so right where somebody looks once in 2**32 calls (half a day).
+        """
+        generation = int(state[mailbox.STATE_GENERATION])
+        self._total_calls += (generation - self._last_generation) & mailbox.GENERATION_MASK
+        self._last_generation = generation
+        return self._total_calls
+
+    def _escapes(self, state: np.ndarray) -> int:
+        """Chunks with a reserved word since construction, carried on in the same way."""
+        escapes = int(state[mailbox.STATE_ESCAPES])
+        self._total_escapes += (escapes - self._last_escapes) & 0xFFFFFFFF
+        self._last_escapes = escapes
+        return self._total_escapes
 
     def state(self) -> np.ndarray:
-        """The state block as uint32; waits for the device."""
+        """The state block as uint32; waits for the device: calls may be under way on any stream."""
+        torch.cuda.synchronize(self.device)
         return self._state.cpu().numpy().view(np.uint32)
 
     def stats(self) -> Stats:
@@ -246,15 +261,15 @@ class DeviceEngine:
         return Stats(
             calls=self._calls(state),
             bytes=int(state[mailbox.STATE_BYTES : mailbox.STATE_BYTES + 2].view(np.uint64)[0]),
-            escapes=int(state[mailbox.STATE_ESCAPES]),
+            escapes=self._escapes(state),
             longest_wait_us=tuple(int(wait) for wait in waits),
         )
 
     def audit(self) -> Audit:
         """Reads the own mailbox back; waits for the device. Between calls every word of it is EMPTY (R3)."""
+        state = self.state()
         words = self.memory.local()[: self.layout.faults_base // 4]
         dirty = int((words != _signed(mailbox.EMPTY)).sum().item())
-        state = self.state()
         return Audit(int(state[mailbox.STATE_SLOT]), int(state[mailbox.STATE_GENERATION]), dirty)
 
     def on_close(self, release: Callable[[], object]) -> None:
