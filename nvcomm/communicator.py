@@ -261,7 +261,7 @@ class Communicator:
         shape = MhcShape(hidden, num_streams, top_k)
         usual: tuple[MhcPart, ...] = ("fused", "finalize") if top_k else ("fused",)
         built = usual if parts is None else tuple(parts)
-        boundary = AllReduceMhc(self, shape, self.engine.mhc(shape, built))
+        boundary = AllReduceMhc(self, shape, built, self.engine.mhc(shape, built))
         if "fused" in built:
             self._boundaries.setdefault((hidden, num_streams), boundary)
         return boundary
@@ -282,8 +282,9 @@ class Communicator:
 
         See `AllReduceMhc.__call__`, which also takes outputs, for arguments, results, errors and ordering.
         """
-        if residual.dim() != 3:
-            raise UsageError(f"all_reduce_mhc: residual is {tuple(residual.shape)}; wanted (rows, streams, hidden).")
+        if not isinstance(residual, torch.Tensor) or residual.dim() != 3:
+            seen = tuple(residual.shape) if isinstance(residual, torch.Tensor) else f"a {type(residual).__name__}"
+            raise UsageError(f"all_reduce_mhc: residual is {seen}; wanted a tensor (rows, streams, hidden).")
         key = (residual.shape[2], residual.shape[1])
         if key not in self._boundaries:
             if self.engine and self.stream is not None:

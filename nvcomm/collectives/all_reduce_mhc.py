@@ -10,15 +10,17 @@ import torch
 from nvcomm.collectives.all_reduce_mhc_checks import (
     BoundaryTensors,
     ExpertTensors,
+    check_apart,
     check_boundary,
     check_contribution,
     check_experts,
 )
 from nvcomm.errors import UsageError
+from nvcomm.options import is_count
 
 if TYPE_CHECKING:
     from nvcomm.collectives.all_reduce import ReduceProtocol
-    from nvcomm.collectives.all_reduce_mhc_config import MhcShape, PublishTarget
+    from nvcomm.collectives.all_reduce_mhc_config import MhcPart, MhcShape, PublishTarget
     from nvcomm.communicator import Communicator
 
 
@@ -50,10 +52,11 @@ class AllReduceMhc:
         >>> residual, h = boundary(x, residual, post, comb, pre, norm_weight, 1e-20)
     """
 
-    def __init__(self, comm: Communicator, shape: MhcShape, launcher: Boundary) -> None:
+    def __init__(self, comm: Communicator, shape: MhcShape, parts: tuple[MhcPart, ...], launcher: Boundary) -> None:
         """Used by `Communicator.mhc`."""
         self.comm = comm
         self.shape = shape
+        self._parts = parts
         self._launcher = launcher
         self._published_rows: int | None = None
 
@@ -88,8 +91,8 @@ class AllReduceMhc:
             norm_weight: (hidden,) bf16; written by no kernel of the same step, for it is read ahead of them. None
                 where `pre` is.
             eps: added to the mean square.
-            new_residual: like `residual`, and may be `residual` itself; default: a new tensor.
-            h: like `x`; default: a new tensor.
+            new_residual: like `residual`, and either `residual` itself or apart from all inputs; default: a new tensor.
+            h: like `x`, apart from all inputs; default: a new tensor.
             protocol: see `Communicator.all_reduce`.
 
         Returns:
@@ -102,10 +105,12 @@ class AllReduceMhc:
         Ordering:
             As `Communicator.all_gather`.
         """
+        self._check_built("fused")
         check_contribution(x, self.shape, self.comm)
         tensors = check_boundary(
             self.shape, self.comm, x.shape[0], residual, post, comb, pre, norm_weight, eps, new_residual, h
         )
+        check_apart(tensors, x)
         self.comm.begin("all_reduce_mhc")
         if x.shape[0]:
             self._launcher.fused(x, tensors, protocol)
@@ -133,7 +138,8 @@ class AllReduceMhc:
         Args:
             experts: (expert rows, hidden) bf16.
             expert_weights: (rows, top_k) fp32.
-            expert_indices: (rows, top_k) int32, rows of `experts`; -1: this rank does not hold the expert. Not checked.
+            expert_indices: (rows, top_k) int32, rows of `experts`; -1: this rank does not hold the expert. Checked on
+                the CPU alone: on a GPU another number reads memory that is not of `experts`.
             shared: (rows, hidden) bf16, the shared expert's output, or None.
             residual, post, comb, pre, norm_weight, eps, new_residual, h, protocol: as for a call.
 
@@ -141,10 +147,12 @@ class AllReduceMhc:
             As a call.
         """
         sources = check_experts(self.shape, self.comm, experts, expert_weights, expert_indices, shared)
+        self._check_built("finalize")
         rows = expert_indices.shape[0]
         tensors = check_boundary(
             self.shape, self.comm, rows, residual, post, comb, pre, norm_weight, eps, new_residual, h
         )
+        check_apart(tensors, sources.experts, sources.weights, sources.indices, sources.shared)
         self.comm.begin("all_reduce_mhc.finalize")
         if rows:
             self._launcher.finalize(sources, tensors, protocol)
@@ -152,14 +160,17 @@ class AllReduceMhc:
 
     def publish_target(self, rows: int) -> PublishTarget:
         """Where another kernel publishes `rows` rows itself; launch it next, on this stream, and then `collect`."""
-        if not 1 <= rows <= self.max_rows:
-            raise UsageError(f"publish_target: got {rows} rows; wanted 1 to {self.max_rows}.")
+        self._check_built("collect")
+        if not is_count(rows, 1, self.max_rows):
+            raise UsageError(f"publish_target: got {rows!r} rows; wanted 1 to {self.max_rows}.")
+        target = self._launcher.target()  # before anything waits for `collect`: a CPU rank has none
         self.comm.begin("all_reduce_mhc.publish_target", pending="all_reduce_mhc.collect")
         self._published_rows = rows
-        return self._launcher.target()
+        return target
 
     def publish(self, x: torch.Tensor) -> None:
         """The first half of a call: publishes `x` (rows, hidden) bf16, waits for nobody. `collect` has to be next."""
+        self._check_built("publish", "collect")
         check_contribution(x, self.shape, self.comm)
         if not x.shape[0]:
             raise UsageError("publish: got 0 rows; a call without rows has no halves.")
@@ -195,7 +206,17 @@ class AllReduceMhc:
         tensors = check_boundary(
             self.shape, self.comm, self._published_rows, residual, post, comb, pre, norm_weight, eps, new_residual, h
         )
+        check_apart(tensors)
         self.comm.begin("all_reduce_mhc.collect", completes=True)
         self._published_rows = None
         self._launcher.collect(tensors)
         return tensors.new_residual, tensors.h
+
+    def _check_built(self, *parts: MhcPart) -> None:
+        """Raises UsageError unless `mhc` was asked for `parts`: a half that cannot be followed is not begun."""
+        missing = [part for part in parts if part not in self._parts]
+        if missing:
+            raise UsageError(
+                f"all_reduce_mhc: {' and '.join(map(repr, missing))} was not built: call mhc() with "
+                f"parts={(*self._parts, *missing)!r} on every rank."
+            )

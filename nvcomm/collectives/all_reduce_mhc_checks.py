@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,10 +48,10 @@ def check_tensor(
     """Raises UsageError unless `tensor` has this shape, dtype and device, and a kernel can read it 16 bytes at once."""
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(f"all_reduce_mhc: {name} is a {type(tensor).__name__}; wanted a torch.Tensor.")
-    if tuple(tensor.shape) != shape or tensor.dtype != dtype or tensor.device != device:
+    if tensor.is_nested or tuple(tensor.shape) != shape or tensor.dtype != dtype or tensor.device != device:
+        seen = "nested" if tensor.is_nested else str(tuple(tensor.shape))
         raise UsageError(
-            f"all_reduce_mhc: {name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}; "
-            f"wanted {dtype} {shape} on {device}."
+            f"all_reduce_mhc: {name} is {tensor.dtype} {seen} on {tensor.device}; wanted {dtype} {shape} on {device}."
         )
     if tensor.layout != torch.strided or not tensor.is_contiguous() or tensor.data_ptr() % _ALIGNMENT:
         raise UsageError(
@@ -71,7 +72,7 @@ def check_rows(rows: int, shape: MhcShape, comm: Communicator) -> None:
 
 def check_contribution(x: torch.Tensor, shape: MhcShape, comm: Communicator) -> None:
     """Raises UsageError unless `x` can be contributed."""
-    rows = x.shape[0] if isinstance(x, torch.Tensor) and x.dim() else 0
+    rows = _rows(x)
     check_tensor("x", x, (rows, shape.hidden), torch.bfloat16, comm.device)
     check_rows(rows, shape, comm)
 
@@ -87,11 +88,15 @@ def check_experts(
     """The arguments of `finalize`, checked; raises UsageError."""
     if shape.top_k == 0:
         raise UsageError("finalize: this operation was built without experts: give mhc() a top_k.")
-    rows = indices.shape[0] if isinstance(indices, torch.Tensor) and indices.dim() else 0
-    num_experts = experts.shape[0] if isinstance(experts, torch.Tensor) and experts.dim() else 0
+    rows, num_experts = _rows(indices), _rows(experts)
     check_tensor("experts", experts, (num_experts, shape.hidden), torch.bfloat16, comm.device)
-    check_tensor("expert_weights", weights, (rows, shape.top_k), torch.float32, comm.device)
     check_tensor("expert_indices", indices, (rows, shape.top_k), torch.int32, comm.device)
+    check_tensor("expert_weights", weights, (rows, shape.top_k), torch.float32, comm.device)
+    if comm.device.type == "cpu" and rows and not -1 <= int(indices.min()) <= int(indices.max()) < num_experts:
+        raise UsageError(
+            f"all_reduce_mhc: expert_indices are {int(indices.min())} to {int(indices.max())}; wanted rows of experts, "
+            f"0 to {num_experts - 1}, or -1."
+        )
     if shared is not None:
         check_tensor("shared", shared, (rows, shape.hidden), torch.bfloat16, comm.device)
     check_rows(rows, shape, comm)
@@ -112,6 +117,8 @@ def check_boundary(
     h: torch.Tensor | None,
 ) -> BoundaryTensors:
     """The arguments of a boundary, checked, with new tensors for the outputs that are None; raises UsageError."""
+    if not isinstance(eps, int | float) or isinstance(eps, bool) or not 0 <= eps < math.inf:
+        raise UsageError(f"all_reduce_mhc: eps is {eps!r}; wanted a finite number, 0 or more.")
     streams = (rows, shape.num_streams, shape.hidden)
     device = comm.device
     check_tensor("residual", residual, streams, torch.bfloat16, device)
@@ -132,3 +139,33 @@ def check_boundary(
         h = residual.new_empty(rows, shape.hidden)
     check_tensor("h", h, (rows, shape.hidden), torch.bfloat16, device)
     return BoundaryTensors(residual, post, comb, pre, norm_weight, eps, new_residual, h)
+
+
+def check_apart(tensors: BoundaryTensors, *sources: torch.Tensor | None) -> None:
+    """Raises UsageError if an output lies over an input, except for the new residual in place of the old one.
+
+    A row is written while other rows are still read.
+    """
+    read = [tensors.post, tensors.comb, tensors.pre, tensors.norm_weight, *sources]
+    if tensors.new_residual.data_ptr() != tensors.residual.data_ptr():
+        read.append(tensors.residual)
+    taken = [_span(one) for one in read if one is not None]
+    for name, out in (("new_residual", tensors.new_residual), ("h", tensors.h)):
+        if out is None:
+            continue
+        start, stop = _span(out)
+        if any(start < end and begin < stop for begin, end in taken):
+            raise UsageError(
+                f"all_reduce_mhc: {name} lies over another tensor of this call: give it memory of its own"
+                f"{', or all of residual' if name == 'new_residual' else ''}."
+            )
+        taken.append((start, stop))
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+
+
+def _rows(tensor: object) -> int:
+    """Rows of what may be no tensor, which `check_tensor` will say."""
+    return len(tensor) if isinstance(tensor, torch.Tensor) and not tensor.is_nested and tensor.dim() else 0

@@ -87,8 +87,12 @@ def register(comm: Communicator, name: str | None = None) -> TorchOps:
             it is part of the graph.
 
     Raises:
-        UsageError: another communicator that is still open has this name.
+        UsageError: another communicator that is still open has this name; or there is none to register.
     """
+    if not isinstance(comm, Communicator):
+        raise UsageError(f"comm is a {type(comm).__name__}; wanted an nvcomm.Communicator.")
+    if name is not None and (not isinstance(name, str) or not name):
+        raise UsageError(f"name is {name!r}; wanted a text, or None for a new name.")
     with _lock:
         name = f"nvcomm_{next(_numbers)}" if name is None else name
         known = _communicators.get(name)

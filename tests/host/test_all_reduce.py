@@ -86,7 +86,7 @@ def test_publish_and_collect_apart(seed):
 
 def test_halves_have_to_pair_up(seed):
     with world(2) as ranks:
-        boundaries = [comm.mhc(HIDDEN, parts=("publish", "collect")) for comm in ranks]
+        boundaries = [comm.mhc(HIDDEN, parts=("fused", "publish", "collect")) for comm in ranks]
         case, other = make_case(2, 3, HIDDEN, seed), make_case(2, 4, HIDDEN, seed)
         with pytest.raises(UsageError, match="nothing was published"):
             boundaries[0].collect(*case.common())

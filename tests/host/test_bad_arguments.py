@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import nvcomm
+from nvcomm.integrations import torch_ops
 from nvcomm.options import Options
 
 WORLD_SIZE = 2
@@ -203,3 +204,112 @@ def test_a_closed_world_says_so(call):
     closed.close()  # harmless
     with refused("is closed"):
         call(closed)
+
+
+HIDDEN, STREAMS, ROWS = 64, 4, 3
+
+
+def boundary_arguments():
+    return {
+        "x": torch.zeros(ROWS, HIDDEN, dtype=torch.bfloat16),
+        "residual": torch.zeros(ROWS, STREAMS, HIDDEN, dtype=torch.bfloat16),
+        "post": torch.zeros(ROWS, STREAMS),
+        "comb": torch.zeros(ROWS, STREAMS, STREAMS),
+        "pre": torch.zeros(ROWS, STREAMS),
+        "norm_weight": torch.ones(HIDDEN, dtype=torch.bfloat16),
+        "eps": 1e-6,
+    }
+
+
+@pytest.fixture
+def alone():
+    """One rank, whose boundary has experts and halves."""
+    with nvcomm.virtual_world(1, "cpu", max_bytes=4096) as world:
+        boundary = world[0].mhc(HIDDEN, top_k=2, parts=("fused", "finalize", "publish", "collect"))
+        yield boundary
+        new_residual, h = boundary(**boundary_arguments())
+        assert new_residual.shape == (ROWS, STREAMS, HIDDEN)
+        assert h.shape == (ROWS, HIDDEN)
+
+
+@pytest.mark.parametrize("name", ["x", "residual", "post", "comb", "pre", "norm_weight"])
+def test_tensors_of_a_boundary(alone, name):
+    good = boundary_arguments()[name]
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    bad = [[1], good.double(), good[..., :-1], good.to("meta"), nested, torch.tensor(1.0)]
+    bad += [good.repeat(1, 2)[:, ::2]] if good.dim() == 2 else []
+    for value in bad:
+        with refused("wanted|contiguous"):
+            alone(**boundary_arguments() | {name: value})
+
+
+@pytest.mark.parametrize("eps", ["a", None, -1.0, math.nan, math.inf, torch.tensor(1e-6), True])
+def test_an_eps_that_is_no_number(alone, eps):
+    with refused("eps is"):
+        alone(**boundary_arguments() | {"eps": eps})
+
+
+def test_outputs_over_inputs(alone):
+    given = boundary_arguments()
+    longer = torch.zeros(ROWS + 1, STREAMS, HIDDEN, dtype=torch.bfloat16)
+    for outputs, says in (
+        ({"residual": longer[:ROWS], "new_residual": longer[1:]}, "new_residual lies over"),
+        ({"h": given["x"]}, "h lies over"),
+        ({"h": given["residual"].view(-1, HIDDEN)[:ROWS]}, "h lies over"),
+        ({"new_residual": longer[:ROWS], "h": longer.view(-1, HIDDEN)[:ROWS]}, "h lies over"),
+    ):
+        with refused(says):
+            alone(**given | outputs)
+    new_residual, h = alone(**given, new_residual=given["residual"])
+    assert new_residual is given["residual"]
+    assert h is not None
+
+
+def test_a_boundary_of_other_shapes(alone):
+    for residual, says in ((None, "a NoneType"), (torch.zeros(3, 64), r"\(3, 64\)")):
+        with refused(f"residual is {says}; wanted a tensor"):
+            alone.comm.all_reduce_mhc(**boundary_arguments() | {"residual": residual})
+
+
+def test_experts_that_there_are_not(alone):
+    experts = {
+        "experts": torch.zeros(8, HIDDEN, dtype=torch.bfloat16),
+        "expert_weights": torch.zeros(ROWS, 2),
+        "expert_indices": torch.zeros(ROWS, 2, dtype=torch.int32),
+        "shared": None,
+    }
+    rest = {name: value for name, value in boundary_arguments().items() if name != "x"}
+    for indices in (8, -2):
+        with refused(f"expert_indices are {indices} to {indices}; wanted rows of experts, 0 to 7, or -1"):
+            alone.finalize(**experts | {"expert_indices": torch.full((ROWS, 2), indices, dtype=torch.int32)}, **rest)
+    for name in experts:
+        with refused(name):
+            alone.finalize(**experts | {name: [1]}, **rest)
+    with refused("give mhc.. a top_k"):
+        alone.comm.mhc(HIDDEN).finalize(**experts, **rest)
+
+
+def test_a_half_that_cannot_be_followed_is_not_begun(alone):
+    with pytest.raises(nvcomm.UnsupportedError, match=r"call publish\(x\)"):
+        alone.publish_target(1)
+    for rows in (0, -1, "1", 1.0, 1 << 40):
+        with refused("publish_target: got"):
+            alone.publish_target(rows)
+    given = boundary_arguments()
+    fused, publishing = alone.comm.mhc(HIDDEN), alone.comm.mhc(HIDDEN, parts=("publish",))
+    with refused("'publish' and 'collect' was not built"):
+        fused.publish(given["x"])
+    with refused("'collect' was not built"):
+        publishing.publish(given["x"])
+    with refused("'fused' was not built"):
+        publishing(**given)
+
+
+def test_registering_what_is_no_communicator_or_no_name(world):
+    with refused("comm is a NoneType"):
+        torch_ops.register(None)
+    for name in (3, ""):
+        with refused(f"name is {name!r}"):
+            torch_ops.register(world[0], name)
+    with refused("all_reduce: got torch.int64"):
+        torch_ops.register(world[0]).all_reduce(torch.arange(3))
