@@ -18,11 +18,14 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from nvcomm.jit import CompiledKernel
 from nvcomm.mailbox import WORD_BYTES
 from stress import ledger, oracle
 from stress.decode import BadWord, Origin, decode
-from stress.device_oracle import compile_late, compile_turn, num_ctas
 from stress.graphs import Graph
+from stress.kernels.kernel import RankHandle, load, num_ctas
+from stress.kernels.late import Late, LateKernel
+from stress.kernels.turn import Turn, TurnKernel
 from stress.plan import GraphSpec, Plan, Sizes
 
 NOTHING: Sizes = (0,) * oracle.GATHERS_PER_REPLAY
@@ -70,15 +73,25 @@ class GpuRank:
         self.out = torch.zeros((oracle.GATHERS_PER_REPLAY, self._out_words), dtype=torch.int32, device=device)
         self.ledger = torch.zeros(ledger.LEDGER_WORDS, dtype=torch.int32, device=device)
         self._snapshot = torch.zeros(ledger.LEDGER_WORDS, dtype=torch.int32, pin_memory=True)
-        self._turn = compile_turn(comm.world_size)
-        self._late = compile_late()
+        self.handle = RankHandle(
+            x=self.x.data_ptr(),
+            x_stride=self._x_words * WORD_BYTES,
+            out=self.out.data_ptr(),
+            out_stride=self._out_words * WORD_BYTES,
+            ledger=self.ledger.data_ptr(),
+            seed_key=plan.seed_key,
+            reserved=plan.config.reserved_per_65536,
+            rank=comm.rank,
+        )
+        self._turn = load(TurnKernel(comm.world_size))
+        self._late = load(LateKernel())
         self._graphs: list[Graph] = []
 
     def load(self) -> None:
         """Runs the turn and the late kernel once, on nothing: their first launches wait for the device."""
         with torch.cuda.stream(self.stream):
             self._launch_turn(NOTHING, NOTHING, 0, 1, step=0)
-            self._late(self.ledger.data_ptr(), self._plan.seed_key, 1, self.stream.cuda_stream)
+            self._launch_late(1)
         self.stream.synchronize()
         self.ledger.zero_()
         torch.cuda.synchronize()
@@ -125,7 +138,7 @@ class GpuRank:
         for number, sizes in enumerate(spec.replays):
             upcoming = spec.replays[number + 1] if number < last else NOTHING
             if spec.late_rank == self.comm.rank:
-                self._late(self.ledger.data_ptr(), self._plan.seed_key, turns.cell, self.stream.cuda_stream)
+                self._launch_late(turns.cell)
             for gather, words in enumerate(sizes):
                 self._gather(gather, words)
                 is_last = gather == len(sizes) - 1
@@ -141,23 +154,14 @@ class GpuRank:
         self.comm.all_gather(x, out=out)
 
     def _launch_turn(self, check: Sizes, fill: Sizes, cell_in: int, cell_out: int, *, step: int) -> None:
-        self._turn(
-            self.x.data_ptr(),
-            self._x_words * WORD_BYTES,
-            self.out.data_ptr(),
-            self._out_words * WORD_BYTES,
-            self.ledger.data_ptr(),
-            self._plan.seed_key,
-            self._plan.config.reserved_per_65536,
-            self.comm.rank,
-            list(check),
-            list(fill),
-            cell_in,
-            cell_out,
-            step,
-            num_ctas(max(*check, *fill)),
-            self.stream.cuda_stream,
-        )
+        self._launch(self._turn, Turn(check, fill, cell_in, cell_out, step), num_ctas(max(*check, *fill)))
+
+    def _launch_late(self, cell: int) -> None:
+        self._launch(self._late, Late(cell), 1)
+
+    def _launch(self, kernel: CompiledKernel, work: tuple[Any, ...], ctas: int) -> None:
+        """Launches a kernel of the harness on the rank's stream."""
+        kernel(work, self.handle, ctas, self.stream.cuda_stream)
 
 
 class _Turns:

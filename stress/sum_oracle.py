@@ -5,8 +5,8 @@ A rank contributes the numbers of its payload: the low 5 bits of each half word,
 ranks are whole numbers below 256, exact in bf16 in any order, so each follows from the oracle alone. A payload word
 that may not travel as it is (docs/mailbox.md R5) is contributed as such, two NaNs, and so the sum has to be two NaNs.
 
-A sublayer boundary (`boundary.py`) mixes such sums with whole numbers too: what all of them become is exact in FP32, so
-that the rounding to bf16 is the only one.
+A sublayer boundary (`kernels/boundary_check.py`) mixes such sums with whole numbers too: what all of them become is
+exact in FP32, so that the rounding to bf16 is the only one.
 
 Functions are written like those of `oracle.py`: with operators alone, `u32` being the type of a word.
 """

@@ -11,11 +11,15 @@ from typing import Any
 
 import torch
 
-from nvcomm.mailbox import WORD_BYTES
-from stress import boundary, sum_oracle, sums
+from nvcomm.jit import CompiledKernel
+from stress import sum_oracle
 from stress.decode import BadWord, Origin
-from stress.device_oracle import num_ctas
 from stress.gpu_rank import NOTHING, Gatherer, GpuRank
+from stress.kernels.add_rows import AddRowsKernel, Rows
+from stress.kernels.boundary_check import BoundaryCheckKernel, BoundaryOutputs
+from stress.kernels.boundary_fill import BoundaryFillKernel, BoundaryInputs
+from stress.kernels.kernel import load, num_ctas
+from stress.kernels.sum_turn import SumTurn, SumTurnKernel
 from stress.plan import MAX_BYTES, Plan, Sizes
 from stress.sum_oracle import EPS, STREAMS, Way
 
@@ -50,11 +54,11 @@ class SumRank(GpuRank):
         self._scratch = torch.zeros(words, dtype=torch.int32, device=device)
         self._rows = torch.zeros(words * comm.world_size if emulate else 0, dtype=torch.int32, device=device)
         self._y = torch.zeros(words if emulate else 0, dtype=torch.int32, device=device)
-        self._sum_turn = sums.compile_sum_turn(comm.world_size)
-        self._add_rows = sums.compile_add_rows(comm.world_size)
-        self._fill = boundary.compile_fill(HIDDEN)
-        self._check = boundary.compile_boundary(comm.world_size, HIDDEN, compare=True)
-        self._mix = boundary.compile_boundary(comm.world_size, HIDDEN, compare=False)
+        self._sum_turn = load(SumTurnKernel(comm.world_size))
+        self._add_rows = load(AddRowsKernel(comm.world_size))
+        self._fill = load(BoundaryFillKernel(HIDDEN))
+        self._check = load(BoundaryCheckKernel(comm.world_size, HIDDEN, compare=True))
+        self._mix = load(BoundaryCheckKernel(comm.world_size, HIDDEN, compare=False))
         self._mhc: Any = None
         self._cell = 0  # the ledger cell that holds the number of the replay whose collectives are launched
 
@@ -69,12 +73,11 @@ class SumRank(GpuRank):
                 self.comm.prepare(op, torch.bfloat16)
             if self._has_boundaries:
                 self._mhc = self.comm.mhc(HIDDEN, num_streams=STREAMS)
-        stream, key = self.stream.cuda_stream, self._plan.seed_key
-        self._add_rows(*[0] * 5, 1, stream)
-        self._fill(*[0] * 5, self.ledger.data_ptr(), key, *[0] * 6, 1, stream)
+        self._launch(self._add_rows, Rows(0, 0, 0, 0, 0), 1)
+        self._launch(self._fill, BoundaryInputs(0, 0, 0, 0, 0, gather=0, rows=0, cell=0, step=0), 1)
         for kernel in (self._check, self._mix):
-            kernel(*[0] * 5, self.ledger.data_ptr(), key, *[0] * 4, 1, stream)
-        self._launch_sum_turn(NOTHING, NOTHING, NOTHING, 0, cell=0, step=0)
+            self._launch(kernel, BoundaryOutputs(0, 0, 0, 0, 0, gather=0, rows=0, cell=0), 1)
+        self._launch(self._sum_turn, SumTurn(NOTHING, NOTHING, NOTHING, checked=0, cell=0, step=0), 1)
         super().load()
 
     def first_bad(self) -> BadWord | None:
@@ -119,8 +122,8 @@ class SumRank(GpuRank):
         words = x.numel()
         rows = self._rows[: words * self.comm.world_size].view(self.comm.world_size, words)
         self.comm.all_gather(x, out=rows)
-        ctas = num_ctas(max(1, stop - start))
-        self._add_rows(rows.data_ptr(), words, start, stop, out.data_ptr(), ctas, self.stream.cuda_stream)
+        work = Rows(rows.data_ptr(), words, start, stop, out.data_ptr())
+        self._launch(self._add_rows, work, num_ctas(stop - start))
 
     def _bound(self, gather: int, rows: int, way: Way) -> None:
         """One boundary of `rows` rows."""
@@ -136,14 +139,14 @@ class SumRank(GpuRank):
             new_residual=case.new_residual[:rows], h=case.h[:rows], protocol=protocol,
         )  # fmt: skip
 
-    def _settle(self, kernel: Any, gather: int, rows: int, cell: int) -> None:
+    def _settle(self, kernel: CompiledKernel, gather: int, rows: int, cell: int) -> None:
         """Checks the outputs of a boundary, or computes them."""
         case = self._boundaries[gather]
-        kernel(
+        work = BoundaryOutputs(
             self._y.data_ptr(), case.new_residual.data_ptr(), case.h.data_ptr(), self._weight.data_ptr(),
-            self._scratch.data_ptr(), self.ledger.data_ptr(), self._plan.seed_key, self._plan.config.reserved_per_65536,
-            gather, rows, cell, min(rows, MAX_CTAS), self.stream.cuda_stream,
+            self._scratch.data_ptr(), gather, rows, cell,
         )  # fmt: skip
+        self._launch(kernel, work, min(rows, MAX_CTAS))
 
     def _launch_turn(self, check: Sizes, fill: Sizes, cell_in: int, cell_out: int, *, step: int) -> None:
         start, stop, numbers = list(NOTHING), list(NOTHING), list(NOTHING)
@@ -165,26 +168,19 @@ class SumRank(GpuRank):
             elif coming:
                 numbers[gather] = coming
         if checked or any(numbers):
-            self._launch_sum_turn(start, stop, numbers, checked, cell=cell_in, step=step)
+            longest = max(*numbers, *(b - a for a, b in zip(start, stop, strict=True)))
+            work = SumTurn(tuple(start), tuple(stop), tuple(numbers), checked, cell_in, step)
+            self._launch(self._sum_turn, work, num_ctas(longest))
         super()._launch_turn(tuple(gathered), tuple(sent), cell_in, cell_out, step=step)
         self._cell = cell_out
 
     def _launch_fill(self, gather: int, rows: int, cell: int, step: int) -> None:
         case = self._boundaries[gather]
-        tensors = (case.x, case.residual, case.post, case.comb, case.pre)
-        self._fill(
-            *(tensor.data_ptr() for tensor in tensors), self.ledger.data_ptr(), self._plan.seed_key,
-            self._plan.config.reserved_per_65536, self.comm.rank, gather, rows, cell, step, min(rows, MAX_CTAS),
-            self.stream.cuda_stream,
+        work = BoundaryInputs(
+            case.x.data_ptr(), case.residual.data_ptr(), case.post.data_ptr(), case.comb.data_ptr(),
+            case.pre.data_ptr(), gather, rows, cell, step,
         )  # fmt: skip
-
-    def _launch_sum_turn(self, start: Any, stop: Any, numbers: Any, checked: int, *, cell: int, step: int) -> None:
-        longest = max(1, *numbers, *(b - a for a, b in zip(start, stop, strict=True)))
-        self._sum_turn(
-            self.x.data_ptr(), self._x_words * WORD_BYTES, self.out.data_ptr(), self._out_words * WORD_BYTES,
-            self.ledger.data_ptr(), self._plan.seed_key, self._plan.config.reserved_per_65536, self.comm.rank,
-            list(start), list(stop), list(numbers), checked, cell, step, num_ctas(longest), self.stream.cuda_stream,
-        )  # fmt: skip
+        self._launch(self._fill, work, min(rows, MAX_CTAS))
 
 
 class Boundary:
