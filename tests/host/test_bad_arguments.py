@@ -20,7 +20,7 @@ X = torch.arange(4.0)
 
 @pytest.fixture(scope="module")
 def world():
-    with nvcomm.virtual_world(WORLD_SIZE, "cpu", max_bytes=4096, timeout_s=10) as world:
+    with nvcomm.virtual_world(WORLD_SIZE, "cpu", max_bytes=4096, timeout_s=60) as world:
         yield world
 
 
@@ -29,7 +29,7 @@ def _goes_on(world):
     """A refusal costs nothing: it comes at once, and the next call of all ranks is right."""
     started = time.monotonic()
     yield
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30  # half of what a rank that was waited for would take
     assert torch.equal(world.all_gather([X, X])[1], torch.stack([X, X]))
 
 
