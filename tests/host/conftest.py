@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,9 @@ from nvcomm.host import HostEngine, local_engines
 from nvcomm.virtual import VirtualWorld
 from tests.audit import assert_clean, audited, ended_well
 from tests.threads import together
+
+# What a busy machine may add to any time that is measured, and how late anybody may be.
+LATE_S = 20.0
 
 
 class Ranks:
@@ -41,6 +45,19 @@ class Ranks:
         for engine in self.engines:
             engine._port.timeout_s = timeout_s
 
+    def meet_before_waiting(self, *present: int) -> None:
+        """In their next call these ranks begin to wait once all of them have sent: only who is missing is late."""
+        sent = threading.Barrier(len(present))
+        for rank in present:
+            steps = self.engines[rank]._steps
+
+            def collect(*args: Any, steps: Any = steps, original: Callable[..., None] = steps.collect) -> None:
+                steps.collect = original
+                sent.wait(LATE_S)
+                original(*args)
+
+            steps.collect = collect  # type: ignore[method-assign]
+
     def assert_audit(self) -> None:
         """Every mailbox is empty, and all ranks are at one generation and slot."""
         audits = [engine.audit() for engine in self.engines]
@@ -54,7 +71,7 @@ def ranks() -> Iterator[Callable[..., Ranks]]:
     opened: list[Ranks] = []
 
     def build(world_size: int, max_bytes: int = 1 << 16, **options: Any) -> Ranks:
-        opened.append(Ranks(local_engines(world_size, max_bytes, **{"timeout_s": 10.0} | options)))
+        opened.append(Ranks(local_engines(world_size, max_bytes, **{"timeout_s": 30.0} | options)))
         return opened[-1]
 
     yield build

@@ -55,12 +55,16 @@ def test_escapes_and_headers_travel_late_too(ranks, gather, seed):
 
 
 def test_late_copy_reads_stale_words_within_seconds(ranks, gather, seed):
-    """Nothing is arranged: the own copy is late now and then."""
+    """Nothing is arranged: the own copy is late now and then.
+
+    A wrong protocol may also lose a word, and then waits in vain before it has shown a wrong one: it begins again.
+    """
     sizes = np.random.default_rng(seed).choice([16, 64, 512], 2000).tolist()
-    started = time.monotonic()
-    world = ranks(2, transport="delayed", seed=seed, timeout_s=1.0, mutations=frozenset({"late-copy"}))
-    assert bad_words(world, gather, sizes) > 0
-    assert time.monotonic() - started < 20
+    seen = []
+    while not any(seen) and len(seen) < 8:
+        world = ranks(2, transport="delayed", seed=seed + len(seen), timeout_s=1.0, mutations=frozenset({"late-copy"}))
+        seen.append(bad_words(world, gather, sizes))
+    assert any(seen), seen
 
 
 def test_pieces_arrive_out_of_order_but_in_order_at_one_address(monkeypatch, seed):
@@ -97,8 +101,14 @@ def test_words_may_change_after_the_call(seed):
 
 def test_drain_is_bounded(seed):
     transport = DelayedTransport(seed)
-    transport._floor[0] = time.monotonic() + 0.5
-    transport.store(0, np.zeros(4, np.uint32), np.ones(4, np.uint32))
+    memory = np.zeros(4, np.uint32)
+    transport._floor[0] = time.monotonic() + 1000
+    transport.store(0, memory, np.ones(4, np.uint32))
     with pytest.raises(NvcommError, match="1 stores|2 stores|3 stores|4 stores"):
         transport.drain(0.05)
+    with transport._changed:  # all of it is due now
+        transport._outbox[:] = [(0.0, *piece[1:]) for piece in transport._outbox]
+        transport._changed.notify_all()
+    transport.drain(60.0)
     transport.close()
+    assert (memory == 1).all()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from nvcomm.host.all_reduce import AUTO_LL_BYTES, choose
 from nvcomm.host.reduce import part
 from nvcomm.mailbox import EMPTY, ESCAPE
 from nvcomm.reference import collectives as reference
+from tests.host.conftest import LATE_S
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -105,7 +105,7 @@ def test_special_values_at_every_position(ranks, dtype, protocol):
                     engine.all_reduce(xs[engine.rank], out, protocol)
                 assert same(out, wanted), (value, place)
 
-    ranks(2, timeout_s=5.0).run_clean(work)
+    ranks(2).run_clean(work)
 
 
 @pytest.mark.parametrize("transport", ["direct", "delayed"])
@@ -140,24 +140,20 @@ def call_checks(transport: str) -> int:
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_R12_a_rank_that_owns_no_row_still_waits_for_everybody(ranks, rows):
-    """Rank 2 gets a token from each; without it, it would be done before the others have begun."""
-    world = ranks(3, timeout_s=5.0)
-    rank_2_began = threading.Event()
+    """Rank 2 gets a token from each; without it, it would be done before rank 0 has begun, which waits for that."""
+    world = ranks(3)
+    rank_2_ended = threading.Event()
 
     def work(engine):
         x = torch.ones((rows, 4))
         out = torch.empty((int(engine.rank < rows), 4))
-        if engine.rank == 2:
-            rank_2_began.set()
-        if engine.rank == 0:
-            rank_2_began.wait()
-            time.sleep(0.1)
-        started = time.monotonic()
+        ended_before = rank_2_ended.wait(1.0) if engine.rank == 0 else None
         engine.reduce_scatter(x, out)
-        return started, time.monotonic()
+        if engine.rank == 2:
+            rank_2_ended.set()
+        return ended_before
 
-    (last_to_begin, _), _, (_, ended) = world.run_clean(work)
-    assert ended > last_to_begin
+    assert world.run_clean(work) == [False, None, None]
 
 
 @pytest.mark.parametrize("operation", ["ll", "two_shot", "scatter"])
@@ -178,6 +174,7 @@ def test_nothing_to_sum_touches_nothing(ranks, operation):
 def test_a_missing_rank_is_named_and_the_output_is_nan(ranks, operation):
     world = ranks(3)
     world.hurry(0.3)
+    world.meet_before_waiting(0, 2)
 
     def work(engine):
         if engine.rank == 1:
@@ -193,15 +190,15 @@ def test_a_missing_rank_is_named_and_the_output_is_nan(ranks, operation):
         return caught.value.root_rank
 
     assert world.run(work) == [1, None, 1]
-    world.hurry(10.0)
-    world.run(lambda engine: engine.reset())
+    world.hurry(LATE_S)
+    assert world.run(lambda engine: engine.reset()) == [None] * 3
     out = [torch.empty(4) for _ in range(3)]
     world.run_clean(lambda engine: engine.all_reduce(torch.ones(4), out[engine.rank]))
     assert all((one == 3).all() for one in out)
 
 
 def test_R11_protocols_that_differ_are_named(ranks):
-    world = ranks(2, device_checks=1, timeout_s=5.0)
+    world = ranks(2, device_checks=1)
 
     def work(engine):
         out = torch.zeros(4)

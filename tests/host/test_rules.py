@@ -16,9 +16,12 @@ from nvcomm.errors import CollectiveMismatchError, PeerTimeoutError, UsageError
 from nvcomm.host.steps import Steps
 from nvcomm.host.transport import DirectTransport
 from nvcomm.host.words import store_words
-from nvcomm.mailbox import EMPTY
+from nvcomm.mailbox import EMPTY, NUM_SLOTS
+from tests.host.conftest import LATE_S
 
 TIMEOUT_S = 0.4
+# How long is waited for what a rank that obeys the rules never does, and for what has to come of a broken rule.
+NEVER_S, SOON_S = 1.0, 5.0
 BOTH = pytest.mark.parametrize("off", [False, True], ids=["on", "off"])
 
 
@@ -33,18 +36,19 @@ def fill(rank: int, call: int, size: int) -> torch.Tensor:
     return torch.full((size,), 1 + 16 * call + rank, dtype=torch.uint8)
 
 
-def count_bad(world, gather, sizes, late_rank=None):
+def count_bad(world, gather, sizes, late_rank=None, late_call=0, late_s=NEVER_S):
     """Gathers of `sizes` in turn; the number of wrong bytes over all ranks.
 
-    `late_rank` comes to each call after the other rank has left it, if that can be, and some time later otherwise.
+    To call `late_call` `late_rank` comes after the other rank has left, if that can be, and `late_s` later
+    otherwise.
     """
 
     def work(engine):
         bad = 0
         other = world.engines[1 - engine.rank]
         for call, size in enumerate(sizes):
-            if engine.rank == late_rank:
-                wait_until(lambda: other.generation > engine.generation, 0.2)
+            if engine.rank == late_rank and call == late_call:
+                wait_until(lambda: other.generation > engine.generation, late_s)
             out = gather(engine, fill(engine.rank, call, size))
             for rank, row in enumerate(out):
                 bad += int((row != fill(rank, call, size)).sum())
@@ -82,7 +86,7 @@ def stall(world, step: str, calls: int = 2) -> None:
     setattr(steps, step, stalled)
 
 
-def rule(name: str, off: bool, timeout_s: float = 10.0) -> dict[str, object]:
+def rule(name: str, off: bool, timeout_s: float = 30.0) -> dict[str, object]:
     """Engine options. `timeout_s` is that of the broken protocol; with the rule on, nothing may time out."""
     return {"timeout_s": timeout_s, "mutations": frozenset({name})} if off else {}
 
@@ -113,7 +117,8 @@ def test_R3_clear_exactly_what_was_collected(ranks, gather, off):
     """Slot 0 sees 64, then 64 bytes again; a clear by the smaller call between leaves words behind."""
     world = ranks(2, **rule("R3", off))
     try:
-        failed = count_bad(world, gather, [64, 16, 64, 16, 64], late_rank=0) > 0
+        late_s = SOON_S if off else NEVER_S
+        failed = count_bad(world, gather, [64, 16, 64, 16, 64], late_rank=0, late_call=2, late_s=late_s) > 0
     except PeerTimeoutError:  # a clear erased a younger word, which is waited for in vain
         failed = True
     assert failed is off
@@ -122,22 +127,24 @@ def test_R3_clear_exactly_what_was_collected(ranks, gather, off):
 
 
 class SecondHalfFirst(DirectTransport):
-    """Delivers the second half of a row, and after a while the first: an order that R4 allows."""
+    """Delivers the second half of a row, and once the reader has left, or after a while, the first: R4 allows it."""
 
-    def __init__(self, reader):
+    def __init__(self, reader, late_s):
         self._reader = reader
+        self._late_s = late_s
 
     def store(self, lane, target, words):
         half, generation = len(words) // 2, self._reader.generation
         store_words(target[half:], words[half:])
-        wait_until(lambda: self._reader.generation != generation, 0.2)
+        if lane // NUM_SLOTS == self._reader.rank:
+            wait_until(lambda: self._reader.generation != generation, self._late_s)
         store_words(target[:half], words[:half])
 
 
 @BOTH
 def test_R4_every_word_is_its_own_flag(ranks, gather, off):
     world = ranks(2, **rule("R4", off))
-    world.engines[1]._port.transport = SecondHalfFirst(world.engines[0])
+    world.engines[1]._port.transport = SecondHalfFirst(world.engines[0], SOON_S if off else NEVER_S)
     assert (count_bad(world, gather, [64, 64]) > 0) is off
 
 
@@ -167,14 +174,17 @@ def test_R6_slots_are_used_in_turn(ranks, gather, off):
 def test_R7_overlapping_calls_are_refused(ranks, gather, off):
     """Rank 0 waits for rank 1 in one thread while another thread calls too."""
     world = ranks(2, **rule("R7", off))
-    world.hurry(TIMEOUT_S)
     engine = world.engines[0]
-    first = threading.Thread(target=lambda: pytest.raises(PeerTimeoutError, gather, engine, torch.zeros(16)))
+    waits = threading.Event()
+    collect = engine._steps.collect
+    engine._steps.collect = lambda *args: (waits.set(), collect(*args))
+    first = threading.Thread(target=gather, args=(engine, torch.zeros(16)))
     first.start()
-    while not engine._busy.locked():
-        time.sleep(0.001)
+    assert waits.wait(LATE_S)
+    world.hurry(TIMEOUT_S)
     with pytest.raises(PeerTimeoutError if off else UsageError):
         gather(engine, torch.zeros(16))
+    gather(world.engines[1], torch.zeros(16))  # ends the first call
     first.join()
 
 
@@ -211,9 +221,9 @@ def test_R10b_reset_empties_the_mailboxes(ranks, gather, off):
     world.hurry()
     with pytest.raises(PeerTimeoutError):
         gather(world.engines[0], fill(0, 9, 64))
-    world.hurry(10.0)
+    world.hurry(LATE_S)
     assert world.run(lambda engine: engine.reset()) == [None, None]
-    assert (count_bad(world, gather, [64], late_rank=0) > 0) is off
+    assert (count_bad(world, gather, [64], late_rank=0, late_s=SOON_S if off else NEVER_S) > 0) is off
 
 
 @BOTH
@@ -248,8 +258,9 @@ def test_R12_an_empty_call_advances_nothing(ranks, gather, off):
 def test_late_copy_reads_stale_words_and_the_mailbox_does_not(ranks, gather):
     """Rank 0's own copy of 64 bytes covers what is rank 1's row two calls later, and rank 1 is late."""
     sizes = [64, 16, 16]
-    assert count_bad(ranks(2), gather, sizes, late_rank=1) == 0
-    assert count_bad(ranks(2, mutations=frozenset({"late-copy"})), gather, sizes, late_rank=1) > 0
+    assert count_bad(ranks(2), gather, sizes, late_rank=1, late_call=2) == 0
+    wrong = ranks(2, mutations=frozenset({"late-copy"}))
+    assert count_bad(wrong, gather, sizes, late_rank=1, late_call=2, late_s=SOON_S) > 0
 
 
 def test_no_rule_is_off_unless_it_is_asked_for(ranks):

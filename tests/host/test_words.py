@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from nvcomm.host import waiting as waiting_module
 from nvcomm.host.views import MailboxViews
 from nvcomm.host.waiting import SPIN_S, Waiting
 from nvcomm.mailbox import EMPTY, ESCAPE, RECORD_TAG, MailboxLayout
+from tests.host.conftest import LATE_S
 
 # A peer that clears every word the moment it arrives, faster than Python could, and counts.
 WATCHER = """
@@ -80,8 +82,17 @@ def test_R4_a_word_is_stored_once(watcher, sizes):
 
 
 def test_R4_a_copy_stores_words_twice(watcher):
-    """The negative control, and why `store_words` is no copy: memcpy's head and tail overlap."""
-    assert arrivals_beyond(watcher, np.copyto, LARGE, 2000) > 0
+    """The negative control, and why `store_words` is no copy: memcpy's head and tail overlap.
+
+    The watcher has to look between two stores, for which it needs a processor of its own: on a busy machine that takes
+    more rounds.
+    """
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one processor: the watcher never looks between two stores")
+    deadline = time.monotonic() + 60
+    while not (seen := arrivals_beyond(watcher, np.copyto, LARGE, 2000)) and time.monotonic() < deadline:
+        pass
+    assert seen > 0
 
 
 def test_other_processors_are_refused(monkeypatch):
@@ -106,7 +117,7 @@ def test_R1_barrier_takes_a_lock(monkeypatch):
         def __exit__(self, *args):
             self._lock.release()
 
-    monkeypatch.setattr(threading, "Lock", Counted)
+    monkeypatch.setattr(words, "threading", SimpleNamespace(Lock=Counted))
     words.full_barrier()
     assert taken == [True]
 
@@ -185,7 +196,7 @@ def test_waiting_counts_from_the_first_failed_poll_and_ends():
         polls += 1
     assert polls > 1
     assert waiting.is_long
-    assert 0.05 <= waiting.waited_s < 1.0
+    assert 0.05 <= waiting.waited_s < 0.05 + LATE_S
     waiting.progress()
     assert not waiting.is_long
     assert waiting.waited_s >= 0.05  # the deadline stays
@@ -224,7 +235,7 @@ def test_a_wait_spins_for_a_moment_and_then_sleeps(monkeypatch, timeout_s):
 
 def test_a_long_wait_leaves_the_processor_to_others():
     waiting = Waiting(0.3)
-    began = time.process_time()
+    began = time.thread_time()
     while waiting.pause():
         pass
-    assert time.process_time() - began < 0.1
+    assert time.thread_time() - began < 0.1
