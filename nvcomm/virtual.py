@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from nvcomm.arguments import check_input, part_shape
+from nvcomm.arguments import check_input, check_output, part_shape
 from nvcomm.communicator import Communicator
 from nvcomm.env import settings
 from nvcomm.errors import UsageError
@@ -65,7 +65,7 @@ class VirtualWorld(Sequence[Communicator]):
         Returns:
             The outputs, ready on the current stream.
         """
-        self._check_ranks("all_gather", xs, outs)
+        self._check_ranks("all_gather", xs, outs, lambda x, rank: (len(self), *x.shape))
         results = list(outs) if outs is not None else [x.new_empty((len(self), *x.shape)) for x in xs]
         self.run(lambda comm: comm.all_gather(xs[comm.rank], results[comm.rank]))
         return results
@@ -78,7 +78,7 @@ class VirtualWorld(Sequence[Communicator]):
         protocol: ReduceProtocol = "auto",
     ) -> list[torch.Tensor]:
         """One all-reduce of all ranks; see `all_gather` and `Communicator.all_reduce`."""
-        self._check_ranks("all_reduce", xs, outs)
+        self._check_ranks("all_reduce", xs, outs, lambda x, rank: tuple(x.shape))
         self.prepare("all_reduce", xs[0].dtype)
         results = list(outs) if outs is not None else [torch.empty_like(x) for x in xs]
         self.run(lambda comm: comm.all_reduce(xs[comm.rank], results[comm.rank], protocol=protocol))
@@ -88,7 +88,7 @@ class VirtualWorld(Sequence[Communicator]):
         self, xs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None = None
     ) -> list[torch.Tensor]:
         """One reduce-scatter of all ranks; see `all_gather` and `Communicator.reduce_scatter`."""
-        self._check_ranks("reduce_scatter", xs, outs)
+        self._check_ranks("reduce_scatter", xs, outs, lambda x, rank: part_shape(x, rank, len(self)))
         self.prepare("reduce_scatter", xs[0].dtype)
         if outs is None:
             outs = [x.new_empty(part_shape(x, rank, len(self))) for rank, x in enumerate(xs)]
@@ -102,7 +102,13 @@ class VirtualWorld(Sequence[Communicator]):
             if not comm.engine.ready(op, dtype):
                 comm.prepare(op, dtype)
 
-    def _check_ranks(self, op: str, xs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None) -> None:
+    def _check_ranks(
+        self,
+        op: str,
+        xs: Sequence[torch.Tensor],
+        outs: Sequence[torch.Tensor] | None,
+        shape: Callable[[torch.Tensor, int], tuple[int, ...]],
+    ) -> None:
         """Raises UsageError for what ranks of several processes would only find out by waiting for each other."""
         for name, tensors in (("inputs", xs), ("outputs", outs)):
             if tensors is None and name == "outputs":
@@ -121,6 +127,8 @@ class VirtualWorld(Sequence[Communicator]):
                     f"{op}: rank 0 has {xs[0].dtype} {tuple(xs[0].shape)} and rank {rank} {x.dtype} {tuple(x.shape)}; "
                     f"wanted the same {'number of bytes' if op == 'all_gather' else 'dtype and shape'} on every rank."
                 )
+            if outs is not None:
+                check_output(outs[rank], x, shape(x, rank), op)
 
     def run(self, call: Callable[[Communicator], object]) -> None:
         """Calls `call(comm)` for every rank on its own stream or thread, behind the current stream and before it."""

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from nvcomm.errors import NvcommError, UnsupportedError
+from nvcomm.errors import NvcommError, UnsupportedError, UsageError
 from nvcomm.host import headers
 from nvcomm.host.all_reduce import all_reduce, choose
 from nvcomm.host.all_reduce_mhc_math import boundary, finalize
@@ -39,6 +40,7 @@ class HostBoundary:
     def __init__(self, run: Run, steps: Callable[[], Steps]) -> None:
         self._run = run
         self._steps = steps
+        self._published_tag = 0
 
     def fused(self, x: torch.Tensor, tensors: BoundaryTensors, protocol: str) -> None:
         """All of it, from a contribution; outputs are 0xFF bytes if a rank does not come."""
@@ -64,6 +66,7 @@ class HostBoundary:
 
         def body(call: headers.Call) -> None:
             port = steps.port
+            self._published_tag = call.tag
             steps.begin(call)
             for dst_rank in steps.destinations():
                 steps.send(dst_rank, steps.row_words(port.mailboxes[dst_rank], port.rank, len(words)), words)
@@ -80,7 +83,7 @@ class HostBoundary:
 
         def body(call: headers.Call) -> None:
             port, waiting = steps.port, Waiting(steps.timeout_s())
-            steps.compare_headers(call, waiting)
+            steps.compare_headers(replace(call, tag=self._published_tag), waiting)  # as its header was published
             contributions = np.empty((port.world_size, num_words * WORD_BYTES), np.uint8)
             sources = [Row(r, steps.row_words(port.own, r, num_words), contributions[r]) for r in steps.sources()]
             steps.collect(sources, waiting)
@@ -104,6 +107,8 @@ class HostBoundary:
     ) -> None:
         try:
             self._run(operation, x, result, body)
+        except UsageError:  # nothing was sent, and an output may be the input that the caller still has
+            raise
         except NvcommError:
             for out in (tensors.new_residual, tensors.h):
                 if out is not None:

@@ -241,8 +241,9 @@ class HostEngine:
         try:
             bound = 2 * self._port.timeout_s if timeout_s is None else timeout_s
             reset(self._port, self._group, bound, rearm="R10b" not in self._mutations)
-        except NvcommError as error:
-            self._error = self._error or error
+        except BaseException as error:  # half way: nobody may take what is in the mailboxes for words of a call
+            half_way = f"rank {self.rank}: {type(error).__name__} ended reset() half-way. Build a new communicator."
+            self._error = self._error or (error if isinstance(error, NvcommError) else NvcommError(half_way))
             raise
         else:
             self._error = None
