@@ -35,6 +35,7 @@ class Communicator:
         world_size: number of ranks.
         device: where its tensors live.
         max_bytes: most bytes a rank contributes to a call.
+        pending: the second half that has to be next, see `begin`; else None.
         stream: in a virtual world on a GPU, the rank's own stream; else None: calls go to the current stream.
 
     Collective: every rank of the group constructs it, and makes the same calls on it in the same order (R7). Use one
@@ -100,7 +101,7 @@ class Communicator:
         self._engine: Engine | None = engine
         self._pid = os.getpid()
         self.stream: torch.cuda.Stream | None = None
-        self._pending: str | None = None
+        self.pending: object = None
         self._boundaries: dict[tuple[int, int], AllReduceMhc] = {}
         self.rank = engine.rank
         self.world_size = engine.world_size
@@ -296,24 +297,24 @@ class Communicator:
             self.mhc(key[0], num_streams=key[1])
         return self._boundaries[key](x, residual, post, comb, pre, norm_weight, eps, protocol=protocol)
 
-    def begin(self, op: str, *, pending: str | None = None, completes: bool = False) -> None:
+    def begin(self, op: str, *, pending: object = None, completes: bool = False) -> None:
         """What every collective does before it is launched: raises what was recorded, and pairs halves of operations.
 
         Args:
             op: its name.
-            pending: the operation that has to come next, if `op` is a first half.
+            pending: the operation that has to come next, if `op` is a first half; what `str` names it.
             completes: whether `op` is a second half.
 
         Raises:
             UsageError: a first half waits for its second.
             PeerTimeoutError, CollectiveMismatchError: an earlier call failed.
         """
-        if self._pending is not None and not completes:
+        if self.pending is not None and not completes:
             raise UsageError(
-                f"{op}: a contribution was published and not yet collected: {self._pending} has to be next."
+                f"{op}: a contribution was published and not yet collected: {self.pending} has to be next."
             )
         self.check()
-        self._pending = pending
+        self.pending = pending
 
     def _make_ready(self, op: ReduceOp, dtype: torch.dtype) -> None:
         engine = self.engine
@@ -367,7 +368,7 @@ class Communicator:
 
     def forget_pending(self) -> None:
         """After a reset no first half of an operation waits for its second."""
-        self._pending = None
+        self.pending = None
 
     def close(self) -> None:
         """Gives everything back. Local; call it on every rank once no call is under way."""

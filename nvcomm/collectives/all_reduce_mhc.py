@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -38,6 +39,17 @@ class Boundary(Protocol):
     def target(self) -> PublishTarget: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Published:
+    """A first half that waits for its second, for a communicator to remember: a reset forgets it there."""
+
+    boundary: AllReduceMhc
+    rows: int
+
+    def __str__(self) -> str:
+        return "all_reduce_mhc.collect"
+
+
 Results = tuple[torch.Tensor, torch.Tensor | None]
 
 
@@ -58,7 +70,6 @@ class AllReduceMhc:
         self.shape = shape
         self._parts = parts
         self._launcher = launcher
-        self._published_rows: int | None = None
 
     @property
     def max_rows(self) -> int:
@@ -164,8 +175,7 @@ class AllReduceMhc:
         if not is_count(rows, 1, self.max_rows):
             raise UsageError(f"publish_target: got {rows!r} rows; wanted 1 to {self.max_rows}.")
         target = self._launcher.target()  # before anything waits for `collect`: a CPU rank has none
-        self.comm.begin("all_reduce_mhc.publish_target", pending="all_reduce_mhc.collect")
-        self._published_rows = rows
+        self.comm.begin("all_reduce_mhc.publish_target", pending=_Published(self, rows))
         return target
 
     def publish(self, x: torch.Tensor) -> None:
@@ -174,9 +184,12 @@ class AllReduceMhc:
         check_contribution(x, self.shape, self.comm)
         if not x.shape[0]:
             raise UsageError("publish: got 0 rows; a call without rows has no halves.")
-        self.comm.begin("all_reduce_mhc.publish", pending="all_reduce_mhc.collect")
-        self._published_rows = x.shape[0]
-        self._launcher.publish(x)
+        self.comm.begin("all_reduce_mhc.publish", pending=_Published(self, x.shape[0]))
+        try:
+            self._launcher.publish(x)
+        except UsageError:  # nothing was published
+            self.comm.forget_pending()
+            raise
 
     def collect(
         self,
@@ -201,15 +214,19 @@ class AllReduceMhc:
         Raises:
             UsageError: nothing was published, or other rows.
         """
-        if self._published_rows is None:
+        published = self.comm.pending
+        if not isinstance(published, _Published) or published.boundary is not self:
             raise UsageError("collect: nothing was published; call publish or publish_target first.")
         tensors = check_boundary(
-            self.shape, self.comm, self._published_rows, residual, post, comb, pre, norm_weight, eps, new_residual, h
+            self.shape, self.comm, published.rows, residual, post, comb, pre, norm_weight, eps, new_residual, h
         )
         check_apart(tensors)
         self.comm.begin("all_reduce_mhc.collect", completes=True)
-        self._published_rows = None
-        self._launcher.collect(tensors)
+        try:
+            self._launcher.collect(tensors)
+        except UsageError:  # nothing was collected
+            self.comm.begin("all_reduce_mhc.collect", pending=published, completes=True)
+            raise
         return tensors.new_residual, tensors.h
 
     def _check_built(self, *parts: MhcPart) -> None:

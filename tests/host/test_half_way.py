@@ -79,3 +79,21 @@ def test_R11_a_tag_set_between_two_halves_is_the_next_calls(seed, monkeypatch):
 
         world.run(call)
         assert all(torch.equal(result[0], case.wanted()[0]) for result in results)
+
+
+def test_a_half_that_a_reset_forgot_or_that_was_refused_is_not_collected(seed):
+    with nvcomm.virtual_world(2, "cpu", max_bytes=4096, timeout_s=TIMEOUT_S) as world:
+        boundaries = [comm.mhc(HIDDEN, parts=("publish", "collect")) for comm in world]
+        case = make_case(2, 2, HIDDEN, seed)
+        world.run(lambda comm: boundaries[comm.rank].publish(case.xs[comm.rank]))
+        with world[0].engine._busy, pytest.raises(nvcomm.UsageError, match="another thread is inside"):
+            boundaries[0].collect(*case.common())
+        with pytest.raises(nvcomm.UsageError, match=r"all_reduce_mhc\.collect has to be next"):
+            world[0].all_gather(case.xs[0])  # over what was published
+        world.reset()
+        with world[0].engine._busy, pytest.raises(nvcomm.UsageError, match="another thread is inside"):
+            boundaries[0].publish(case.xs[0])
+        with pytest.raises(nvcomm.UsageError, match="nothing was published"):
+            boundaries[0].collect(*case.common())
+        ys = world.all_gather(case.xs)
+        assert all(torch.equal(y, torch.stack(case.xs)) for y in ys)
