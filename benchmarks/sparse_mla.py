@@ -19,10 +19,10 @@ from collections.abc import Callable
 
 import torch
 
-from decode import sparse_mla as op
 from decode.kv_cache import LAYOUTS, PLAIN_FP8, RecordLayout, RecordView, record_view
 from decode.reference import sparse_mla as reference
-from decode.sparse_mla import ColumnSet, sparse_mla
+from decode.sparse_mla import DEFAULT_SM_SCALE, ColumnSet
+from decode.sparse_mla_launch import launch
 
 DEFAULT_CASES = (
     "plain_fp8:bf16:640",
@@ -112,13 +112,11 @@ def _call(pools: list[RecordView], query: str, columns: int, tokens: int, heads:
 
 
 def _run(call: Call, pdl: bool) -> None:
-    original = op.compiled
-    # The public function launches for PDL; the plain edge is measured through the same path.
-    op.compiled = lambda cfg: original(dataclasses.replace(cfg, pdl=pdl))
-    try:
-        sparse_mla(call.q, call.window, call.topk, sink=call.sink, out=call.out, lse=call.lse)
-    finally:
-        op.compiled = original
+    """As the public function launches; with `pdl` False, for a plain edge."""
+    launch(
+        call.q, call.window, call.topk, score_scale=DEFAULT_SM_SCALE, out_scale=1.0, sink=call.sink, out=call.out,
+        lse=call.lse, pdl=pdl,
+    )  # fmt: skip
 
 
 def _floor(layout: RecordLayout, columns: int, pdl: bool) -> Callable[[Call], None]:
@@ -171,7 +169,7 @@ def _error(call: Call) -> float:
         for one in (call.window, call.topk)
         if one is not None
     ]
-    exact, _ = reference.sparse_mla(call.q, sets, sm_scale=op.DEFAULT_SM_SCALE, sink=call.sink)
+    exact, _ = reference.sparse_mla(call.q, sets, sm_scale=DEFAULT_SM_SCALE, sink=call.sink)
     rounding = (exact.bfloat16().float() - exact).square().mean().sqrt()
     return float((call.out.float() - exact).square().mean().sqrt() / rounding)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from decode.arguments import integer_reasons, tensor_reasons
 from nvcomm.errors import UsageError
 
 HEAD_DIM = 512
@@ -93,6 +94,8 @@ def record_view(kv: torch.Tensor, block: int, layout: RecordLayout, *, offset_bi
     Raises:
         UsageError: something does not hold; the message lists everything that does not.
     """
+    if unseen := _kind_reasons(kv, block, layout):
+        raise UsageError(f"cannot view a cache as pages of records: {'; '.join(unseen)}.")
     reasons = _shape_reasons(kv, block, layout) + _memory_reasons(kv, block, layout, offset_bits)
     if reasons:
         raise UsageError(
@@ -104,12 +107,21 @@ def record_view(kv: torch.Tensor, block: int, layout: RecordLayout, *, offset_bi
     return RecordView(layout, block, pages.as_strided((kv.shape[0], page_bytes), (pages.stride(0), 1)))
 
 
+def _kind_reasons(kv: torch.Tensor, block: int, layout: RecordLayout) -> list[str]:
+    """Why nothing can be said about the rest."""
+    reasons = tensor_reasons("kv", kv) + integer_reasons("block", block, 1, MAX_SLOTS)
+    if not isinstance(layout, RecordLayout):
+        known = ", ".join(one.name for one in LAYOUTS)
+        reasons.append(f"layout is {layout!r}, wanted a RecordLayout of this module ({known})")
+    return reasons
+
+
 def _shape_reasons(kv: torch.Tensor, block: int, layout: RecordLayout) -> list[str]:
     """What is wrong with the tensor's description."""
     reasons = []
     if str(kv.dtype).removeprefix("torch.") not in layout.dtypes:
         reasons.append(f"the dtype is {kv.dtype}, wanted one of {', '.join(layout.dtypes)}")
-    if block < 1 or block & (block - 1):
+    if block & (block - 1):
         reasons.append(f"block is {block}, wanted a power of two")
     if kv.dim() != 3:
         return [*reasons, f"it has {kv.dim()} dimensions, wanted 3 (num_pages, block, record)"]

@@ -9,14 +9,18 @@ every rank knows all of it without a word from the others.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
+from decode.arguments import integer_reasons, tensor_reasons
 from decode.topk import decode_topk
+from decode.topk_arguments import check_k, check_rows
+from decode.topk_config import MAX_ROWS
 from nvcomm.errors import UsageError
 
 
+@runtime_checkable
 class RowCommunicator(Protocol):
     """What is asked of a communicator: `nvcomm.Communicator` has it."""
 
@@ -30,12 +34,22 @@ class RowCommunicator(Protocol):
 
 
 def rows_per_rank(rows: int, world_size: int) -> int:
-    """Rows that each rank sends; the last ranks may own fewer, or none, and pad."""
+    """Rows that each rank sends; the last ranks may own fewer, or none, and pad.
+
+    Raises:
+        UsageError: there cannot be so many rows or ranks.
+    """
+    _check_split(rows, 0, world_size)
     return -(-rows // world_size)
 
 
 def owned_rows(rows: int, rank: int, world_size: int) -> range:
-    """The rows that a rank selects: score only these. Consecutive over the ranks, together all rows once."""
+    """The rows that a rank selects: score only these. Consecutive over the ranks, together all rows once.
+
+    Raises:
+        UsageError: there cannot be so many rows or ranks, or no such rank.
+    """
+    _check_split(rows, rank, world_size)
     share = rows_per_rank(rows, world_size)
     return range(min(rank * share, rows), min((rank + 1) * share, rows))
 
@@ -54,7 +68,8 @@ def sharded_topk(
 
     Args:
         comm: the ranks; all of them call with the same rows, columns and k.
-        logits: as for `decode_topk`, all rows; a rank reads `owned_rows` alone, the others may hold anything.
+        logits: as for `decode_topk`, all rows, up to 192 a rank; a rank reads `owned_rows` alone, the others may hold
+            anything.
         lengths: as for `decode_topk`, of all rows.
         k: as for `decode_topk`.
         deterministic: as for `decode_topk`.
@@ -67,11 +82,16 @@ def sharded_topk(
         puts short ranks last, so what remains is already dense.
 
     Raises:
-        UsageError: as `decode_topk`, or `local` or `gathered` has the wrong shape; nothing was launched.
+        UsageError: as `decode_topk`, or `local` or `gathered` does not fit; nothing was launched. Every rank looks at
+            all rows' arguments, not at its own alone: one that raised while others went on would be waited for.
 
     Ordering:
         Runs on the current stream, does not block, may be captured.
     """
+    if not isinstance(comm, RowCommunicator):
+        raise UsageError(f"comm is a {type(comm).__name__}; wanted a Communicator, with a rank and an all_gather.")
+    check_k(k)
+    check_rows(logits, lengths, max_rows=MAX_ROWS * comm.world_size)
     rows = logits.shape[0]
     share = rows_per_rank(rows, comm.world_size)
     owned = owned_rows(rows, comm.rank, comm.world_size)
@@ -90,6 +110,19 @@ def sharded_topk(
 def _buffer(name: str, given: torch.Tensor | None, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
     if given is None:
         return torch.empty(shape, dtype=torch.int32, device=device)
-    if given.dtype != torch.int32 or tuple(given.shape) != shape or not given.is_contiguous():
-        raise UsageError(f"{name} is {given.dtype} {tuple(given.shape)}; pass contiguous int32 {shape}.")
+    if reasons := tensor_reasons(name, given):
+        raise UsageError(f"{reasons[0]}.")
+    wrong = given.dtype != torch.int32 or tuple(given.shape) != shape or given.device != device
+    if wrong or not given.is_contiguous():
+        raise UsageError(
+            f"{name} is {given.dtype} {tuple(given.shape)} with strides {given.stride()} on {given.device}; pass "
+            f"contiguous int32 {shape} on {device}."
+        )
     return given
+
+
+def _check_split(rows: int, rank: int, world_size: int) -> None:
+    reasons = integer_reasons("rows", rows, 0, 2**31 - 1) + integer_reasons("world_size", world_size, 1, 2**31 - 1)
+    reasons = reasons or integer_reasons("rank", rank, 0, world_size - 1)
+    if reasons:
+        raise UsageError("; ".join(reasons) + ".")

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from decode.arguments import check_target
 from decode.reference import topk as reference
-from decode.topk_config import MAX_COLUMNS, MAX_ROWS, NUM_BLOCKS_SELECTED, SUPPORTED_K, TopkConfig, choose_config
-from nvcomm.errors import UsageError
+from decode.topk_arguments import check_k, check_rows, output
+from decode.topk_config import NUM_BLOCKS_SELECTED, TopkConfig, choose_config
 
 if TYPE_CHECKING:
     from nvcomm.jit import CompiledKernel
@@ -47,14 +48,15 @@ def decode_topk(
 
     Raises:
         UsageError: an argument is not as above; nothing was launched.
+        UnsupportedError: the GPU is older than Hopper.
 
     Ordering:
         Runs on the current stream, does not block, may be captured. Launched with programmatic stream
         serialization: it waits for the kernel before it before it reads or writes global memory.
     """
-    if k not in SUPPORTED_K:
-        raise UsageError(f"k is {k!r}; wanted one of {SUPPORTED_K}.")
-    out = _check(logits, lengths, k, out, rows_per_length=1)
+    check_k(k)
+    check_rows(logits, lengths)
+    out = output(logits, k, out)
     if logits.device.type == "cpu":
         return out.copy_(reference.topk(logits, lengths, k))
     if logits.shape[0] > 0:
@@ -82,13 +84,13 @@ def decode_topk_blocks(
 
     Raises:
         UsageError: an argument is not as above; nothing was launched.
+        UnsupportedError: the GPU is older than Hopper.
 
     Ordering:
         As `decode_topk`.
     """
-    if rows_per_length < 1:
-        raise UsageError(f"rows_per_length is {rows_per_length}; it has to be at least 1.")
-    out = _check(logits, lengths, NUM_BLOCKS_SELECTED, out, rows_per_length=rows_per_length)
+    check_rows(logits, lengths, rows_per_length)
+    out = output(logits, NUM_BLOCKS_SELECTED, out)
     if logits.device.type == "cpu":
         shared = lengths.repeat_interleave(rows_per_length)
         return out.copy_(reference.topk_blocks(logits, shared, NUM_BLOCKS_SELECTED))
@@ -119,7 +121,11 @@ def launch(
 
 
 def compiled(config: TopkConfig) -> CompiledKernel:
-    """The kernel of `config`, compiled or taken from the cache."""
+    """The kernel of `config`, compiled or taken from the cache.
+
+    Raises:
+        UnsupportedError: the GPU has no clusters.
+    """
     from cutlass import Int32, Int64
     from cutlass.cute.runtime import make_fake_stream
 
@@ -128,6 +134,7 @@ def compiled(config: TopkConfig) -> CompiledKernel:
 
     kernel = _KERNELS.get(config)
     if kernel is None:
+        check_target("decode_topk")
         addresses, extents = [Int64(0)] * 5, [Int32(1)] * 3
         kernel = compile_kernel(TopkKernel(config), *addresses, *extents, make_fake_stream(), key=(config,))
         _KERNELS[config] = kernel
@@ -142,55 +149,3 @@ def num_sms(device: torch.device) -> int:
 
 # Spares a launch the text of its cache key. Kernels live as long as the process: graphs may hold them.
 _KERNELS: dict[TopkConfig, CompiledKernel] = {}
-
-
-def _check(
-    logits: torch.Tensor, lengths: torch.Tensor, k: int, out: torch.Tensor | None, *, rows_per_length: int
-) -> torch.Tensor:
-    """Checks every argument and returns the output tensor."""
-    if logits.dtype != torch.bfloat16 or logits.dim() != 2:
-        raise UsageError(f"logits are {logits.dtype} of shape {tuple(logits.shape)}; pass bfloat16 (rows, columns).")
-    rows, columns = logits.shape
-    if rows > MAX_ROWS or columns > MAX_COLUMNS:
-        raise UsageError(
-            f"logits have {rows} rows of {columns} columns; at most {MAX_ROWS} rows of {MAX_COLUMNS} are supported. "
-            "Split the rows over several calls."
-        )
-    if columns > 1 and logits.stride(1) != 1:
-        raise UsageError(
-            f"logits have column stride {logits.stride(1)}; wanted 1, contiguous columns: call .contiguous()."
-        )
-    if rows > 1 and (logits.stride(0) % 8 != 0 or logits.stride(0) < columns):
-        raise UsageError(
-            f"logits have row stride {logits.stride(0)}; rows have to start at multiples of 16 bytes (8 columns) and "
-            f"not overlap ({columns} columns): pad the buffer."
-        )
-    if logits.numel() > 0 and logits.data_ptr() % 16 != 0:
-        raise UsageError(
-            f"logits start at address {logits.data_ptr():#x}, which is not a multiple of 16 bytes: begin at a "
-            "column that is a multiple of 8, or copy them."
-        )
-    if lengths.dtype != torch.int32 or tuple(lengths.shape) != (rows // rows_per_length,) or rows % rows_per_length:
-        raise UsageError(
-            f"lengths are {lengths.dtype} of shape {tuple(lengths.shape)}; {rows} rows that share lengths in groups of "
-            f"{rows_per_length} need int32 of shape ({rows / rows_per_length:g},)."
-        )
-    if not lengths.is_contiguous():
-        raise UsageError(f"lengths have stride {lengths.stride()}; wanted them contiguous: call .contiguous().")
-    if out is None:
-        out = torch.empty((rows, k), dtype=torch.int32, device=logits.device)
-    elif out.dtype != torch.int32 or tuple(out.shape) != (rows, k) or out.stride(1) != 1:
-        raise UsageError(
-            f"out is {out.dtype} of shape {tuple(out.shape)} and strides {out.stride()}; pass int32 {(rows, k)} with "
-            "contiguous columns."
-        )
-    if rows > 1 and out.stride(0) < k:
-        raise UsageError(f"out has row stride {out.stride(0)}: its rows overlap. Give it a row stride of at least {k}.")
-    for name, tensor in (("lengths", lengths), ("out", out)):
-        if tensor.device != logits.device:
-            raise UsageError(f"logits are on {logits.device}, {name} on {tensor.device}; pass all on one device.")
-    if logits.device.type not in {"cpu", "cuda"}:
-        raise UsageError(
-            f"logits are on {logits.device}; wanted a CUDA GPU, or the CPU, where the reference answers: move them."
-        )
-    return out

@@ -29,9 +29,10 @@ def block_keys(logits: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     A NaN in a block makes the block's key that of NaN: it is the largest.
     """
     rows, columns = logits.shape
-    padded = torch.zeros(rows, -(-columns // BLOCK_COLUMNS) * BLOCK_COLUMNS, dtype=torch.int32, device=logits.device)
+    blocks = -(-columns // BLOCK_COLUMNS)
+    padded = torch.zeros(rows, blocks * BLOCK_COLUMNS, dtype=torch.int32, device=logits.device)
     padded[:, :columns] = valid_keys(logits, lengths)
-    return padded.view(rows, -1, BLOCK_COLUMNS).amax(dim=2)
+    return padded.view(rows, blocks, BLOCK_COLUMNS).amax(dim=2)
 
 
 def select(keys: torch.Tensor, k: int) -> torch.Tensor:

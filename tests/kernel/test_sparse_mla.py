@@ -15,7 +15,8 @@ pytest.importorskip("cutlass")
 
 from decode.kv_cache import BF16, HEAD_DIM, LAYOUTS, PLAIN_FP8, SCALED_FP8, record_view  # noqa: E402
 from decode.reference import sparse_mla as reference  # noqa: E402
-from decode.sparse_mla import ColumnSet, configure, sparse_mla  # noqa: E402
+from decode.sparse_mla import ColumnSet, sparse_mla  # noqa: E402
+from decode.sparse_mla_launch import configure  # noqa: E402
 from decode.sparse_mla_layout import WIDE_COLUMNS  # noqa: E402
 from tests.sparse_mla_cases import Case, check, expected, make_case, make_list, write_nan  # noqa: E402
 

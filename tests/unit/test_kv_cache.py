@@ -108,6 +108,27 @@ def test_shape(kv, block, layout, reason):
     assert reason in refusal(kv, block, layout)
 
 
+@pytest.mark.parametrize(
+    ("change", "reasons"),
+    [
+        ({"kv": None}, ["kv is a NoneType"]),
+        ({"kv": torch.zeros(4, 8, 512, dtype=torch.uint8).to_sparse()}, ["wanted a dense tensor"]),
+        ({"block": 8.0}, ["block is 8.0, wanted an integer"]),
+        ({"block": 0}, ["block is 0, wanted an integer from 1"]),
+        ({"block": -8}, ["block is -8"]),
+        ({"block": True}, ["block is True"]),
+        ({"layout": "plain_fp8"}, ["layout is 'plain_fp8', wanted a RecordLayout"]),
+        ({"kv": [], "block": None, "layout": None}, ["kv is a list", "block is None", "layout is None"]),
+    ],
+)
+def test_what_is_no_cache(change, reasons):
+    good = {"kv": torch.zeros(4, 8, 512, dtype=torch.uint8), "block": 8, "layout": PLAIN_FP8}
+    record_view(**good)
+    message = refusal(**(good | change))
+    for reason in reasons:
+        assert reason in message
+
+
 def test_all_reasons_at_once():
     message = refusal(torch.zeros(1, 6, 100).expand(3, 6, 100), 6, BF16, offset_bits=16)
     for reason in (

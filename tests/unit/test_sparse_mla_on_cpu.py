@@ -19,8 +19,8 @@ from cutlass.cute.runtime import make_fake_stream  # noqa: E402
 
 from decode.kv_cache import BF16, HEAD_DIM, PLAIN_FP8, SCALED_FP8  # noqa: E402
 from decode.reference import sparse_mla as reference  # noqa: E402
-from decode.sparse_mla import LOG2_E, _set_arguments, configure  # noqa: E402
 from decode.sparse_mla_kernel import SparseMlaKernel, fake_arguments  # noqa: E402
+from decode.sparse_mla_launch import LOG2_E, configure, set_arguments  # noqa: E402
 from decode.sparse_mla_layout import HEADS, THREADS, WIDE_COLUMNS, SparseMlaConfig  # noqa: E402
 from nvcomm import jit  # noqa: E402
 from tests.emulator.machine import Machine  # noqa: E402
@@ -37,7 +37,7 @@ def program(cfg: SparseMlaConfig) -> Program:
 
 
 def run(case, seed, ptx=None, page_stride=None, num_sms=132):
-    """As `decode.sparse_mla._launch`, with copies of the tensors in the memory of the machine.
+    """As `decode.sparse_mla_launch.launch`, with copies of the tensors in the memory of the machine.
 
     `page_stride`: where pages lie this far apart; then a pool's one page is its page 5, and the others lie nowhere.
     `num_sms`: with 0 every call that can has CTAs of 160 columns.
@@ -53,7 +53,7 @@ def run(case, seed, ptx=None, page_stride=None, num_sms=132):
         return places[storage.data_ptr()] + tensor.storage_offset() * tensor.element_size()
 
     def column_set(one):
-        addresses, ints = _set_arguments(one)
+        addresses, ints = set_arguments(one)
         addresses[0], addresses[3] = place(one.indices), place(one.records.pages)
         addresses[2] = place(one.lengths) if one.lengths is not None else 0
         if page_stride:
