@@ -20,7 +20,8 @@ from nvcomm.mailbox import EMPTY, NUM_SLOTS, RECORD_WORDS, MailboxLayout
 from tests.emulator import ranks as emulated
 from tests.emulator.memory import Memory
 
-WIDE = MailboxLayout(3, 1 << 30)
+WIDE = MailboxLayout(5, 1 << 30)
+RANKS = range(WIDE.world_size)
 FAR = 1 << 40  # from here on there are mailboxes, each that far from the next
 CALLS = NUM_SLOTS + 1
 
@@ -54,35 +55,35 @@ class WideMemory(Memory):
 def ranks(seed, monkeypatch):
     monkeypatch.setattr(emulated, "Memory", WideMemory)
     ranks = emulated.Ranks(MailboxLayout(WIDE.world_size, 1024), seed)
-    ranks.mailboxes = [FAR * (rank + 1) for rank in range(WIDE.world_size)]
+    ranks.mailboxes = [FAR * (rank + 1) for rank in RANKS]
     return ranks
 
 
 def places(offsets) -> set[int]:
     """The same words of every mailbox."""
-    return {FAR * (rank + 1) + offset for rank in range(WIDE.world_size) for offset in offsets}
+    return {FAR * (rank + 1) + offset for rank in RANKS for offset in offsets}
 
 
 def rows(num_words: int) -> set[int]:
-    every = [WIDE.row_offset(slot, rank) for slot in range(NUM_SLOTS) for rank in range(WIDE.world_size)]
+    every = [WIDE.row_offset(slot, rank) for slot in range(NUM_SLOTS) for rank in RANKS]
     return {start + 4 * i for start in every for i in range(num_words)}
 
 
 def test_the_parts_are_wide_apart():
-    assert 1 << 31 <= WIDE.row_offset(0, 2) < 1 << 32 < WIDE.row_offset(1, 2) < WIDE.record_offset(0, 0, 0)
+    assert 1 << 31 <= WIDE.row_offset(0, 2) < 1 << 32 <= WIDE.row_offset(0, 4) < WIDE.slot_bytes
 
 
 def test_a_gather_with_escapes_and_headers(ranks):
     config = AllGatherConfig(WIDE, threads=32, device_checks=True)
     for call in range(CALLS):
-        xs = [torch.arange(8, dtype=torch.int32) + 100 * call + 10 * rank for rank in range(3)]
+        xs = [torch.arange(8, dtype=torch.int32) + 100 * call + 10 * rank for rank in RANKS]
         for x in xs:
             x[call] = EMPTY - 2**32
-        outs = [ranks.put(torch.zeros((3, 8), dtype=torch.int32)) for _ in range(3)]
-        ranks.run([[ranks.gather_launch(config, r, ranks.put(xs[r]), outs[r], 32, (call + 1, 0, 0))] for r in range(3)])
+        outs = [ranks.put(torch.zeros((5, 8), dtype=torch.int32)) for _ in RANKS]
+        ranks.run([[ranks.gather_launch(config, r, ranks.put(xs[r]), outs[r], 32, (call + 1, 0, 0))] for r in RANKS])
         assert all(torch.equal(ranks.get(out, torch.stack(xs)), torch.stack(xs)) for out in outs)
         assert not ranks.memory.words
-    every = [(slot, rank) for slot in range(NUM_SLOTS) for rank in range(3)]
+    every = [(slot, rank) for slot in range(NUM_SLOTS) for rank in RANKS]
     records = {WIDE.record_offset(*one, 0) + 4 * i for one in every for i in range(RECORD_WORDS)}
     headers = {WIDE.header_offset(*one) + 4 * i for one in every for i in range(8)}
     assert ranks.memory.written == places(rows(8) | records | headers)
@@ -90,25 +91,25 @@ def test_a_gather_with_escapes_and_headers(ranks):
 
 @pytest.mark.parametrize("kernel", [AllReduceLLKernel, AllReduceTwoShotKernel, ReduceScatterKernel])
 def test_sums(kernel, ranks):
-    """384 values: 96 chunks, so that each rank owns 32 of them in two-shot."""
+    """640 values: 160 chunks, so that each rank owns 32 of them in two-shot."""
     config = ReduceConfig(WIDE, "fp32", threads=32)
     scatters = kernel is ReduceScatterKernel
     for call in range(CALLS):
-        xs = [torch.arange(384, dtype=torch.float32) + 1000 * call + rank for rank in range(3)]
-        outs = [ranks.put(torch.zeros(128 if scatters else 384)) for _ in range(3)]
-        sizes = [3, 512] if scatters else [1536]
-        ranks.run([[ranks.reduce_launch(kernel, config, r, ranks.put(xs[r]), outs[r], sizes, 1)] for r in range(3)])
-        want = (xs[0] + xs[1] + xs[2]).view(3, -1)
+        xs = [torch.arange(640, dtype=torch.float32) + 1000 * call + rank for rank in RANKS]
+        outs = [ranks.put(torch.zeros(128 if scatters else 640)) for _ in RANKS]
+        sizes = [5, 512] if scatters else [2560]
+        ranks.run([[ranks.reduce_launch(kernel, config, r, ranks.put(xs[r]), outs[r], sizes, 1)] for r in RANKS])
+        want = sum(xs).view(5, -1)
         for rank, out in enumerate(outs):
             part = want[rank] if scatters else want.reshape(-1)
             assert torch.equal(ranks.get(out, part), part)
         assert not ranks.memory.words
-    want = places(rows(128 if scatters else 384))
+    want = places(rows(128 if scatters else 640))
     if kernel is AllReduceTwoShotKernel:  # a rank sends another what that one owns, and its own sums
         want -= {
             FAR * (dst_rank + 1) + WIDE.row_offset(slot, rank) + 512 * owner + byte
             for slot in range(NUM_SLOTS)
-            for dst_rank, rank, owner in itertools.product(range(3), repeat=3)
+            for dst_rank, rank, owner in itertools.product(RANKS, repeat=3)
             for byte in range(0, 512, 4)
             if owner not in (dst_rank, rank)
         }
