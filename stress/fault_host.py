@@ -26,11 +26,8 @@ import torch.distributed as dist
 from nvcomm.communicator import Communicator
 from nvcomm.errors import GroupError, NvcommError
 from nvcomm.group import StoreGroup
-from nvcomm.host import HostEngine
-from nvcomm.host.port import Port
-from nvcomm.host.transport import DirectTransport
-from nvcomm.host.words import Words
 from stress.fault_common import EVERY_RANK, FIRST, GOES_ON, TIMED_OUT, WORDS, disagreements, wraps
+from stress.fault_scene import LIMIT_S, TIMEOUT_S, Scene, SignallingTransport
 from stress.fault_table import (
     AS_BEFORE,
     CALLS_BEFORE,
@@ -39,6 +36,8 @@ from stress.fault_table import (
     ODD_RANK,
     RANKS,
     RESET,
+    SUCCESS,
+    UNDEFINED,
     Fault,
     Row,
     Sight,
@@ -46,37 +45,9 @@ from stress.fault_table import (
     sight_of,
 )
 
-TIMEOUT_S = 1.0
-LIMIT_S = 30.0  # for all ranks of a fault to end
+RESET_S = 5.0  # how long survivors wait for a rank that is gone, once they have met
+ATTEMPTS = 3
 _PR_SET_PDEATHSIG = 1
-
-
-class Scene:
-    """One rank, in its process, with a fault about to happen.
-
-    Attributes:
-        comm: its communicator.
-        group: the ranks.
-        odd: whether it is the one that does what it should not.
-        reported: what its watcher was told.
-    """
-
-    def __init__(self, group: StoreGroup, generation: int) -> None:
-        self.group = group
-        self.comm = Communicator(group, "cpu", timeout_s=TIMEOUT_S, generation=generation)
-        self.odd = group.rank == ODD_RANK
-        self.reported: list[NvcommError] = []
-
-    def gather(self, x: torch.Tensor | None = None) -> torch.Tensor:
-        """One gather, of a tensor that tells its rank."""
-        return self.comm.all_gather(torch.full((WORDS,), 1 + self.comm.rank, dtype=torch.int32) if x is None else x)
-
-    @property
-    def port(self) -> Port:
-        """Where words leave from."""
-        engine = self.comm.engine
-        assert isinstance(engine, HostEngine)
-        return engine._port
 
 
 Work = Callable[[Scene], None]
@@ -84,33 +55,21 @@ Work = Callable[[Scene], None]
 
 def never_arrives(scene: Scene) -> None:
     if not scene.odd:
-        scene.gather()
+        scene.gather_in_vain()
 
 
-def signals_itself(number: signal.Signals) -> Work:
-    """Before a call."""
+def signals_itself(number: signal.Signals, *, in_time: bool = False) -> Work:
+    """Before a call; `in_time`: it goes on before the others give up."""
 
     def work(scene: Scene) -> None:
         if scene.odd:
             os.kill(os.getpid(), number)
-        scene.gather()
+        if scene.odd or in_time:
+            scene.gather()
+        else:
+            scene.gather_in_vain()
 
     return work
-
-
-class SignallingTransport(DirectTransport):
-    """Sends its own process a signal before its second store: the first has reached one rank, and nobody else."""
-
-    def __init__(self, number: signal.Signals) -> None:
-        self._number = number
-        self._stores = 0
-
-    def store(self, lane: int, target: Words, words: Words) -> None:
-        """See `Transport.store`."""
-        self._stores += 1
-        if self._stores == 2:
-            os.kill(os.getpid(), self._number)
-        super().store(lane, target, words)
 
 
 def signals_itself_between_stores(number: signal.Signals) -> Work:
@@ -119,22 +78,24 @@ def signals_itself_between_stores(number: signal.Signals) -> Work:
     def work(scene: Scene) -> None:
         if scene.odd:
             scene.port.transport = SignallingTransport(number)
-        scene.gather()
-        scene.gather()
+        if scene.comm.rank == 0 or scene.odd:
+            scene.gather()
+        scene.gather_in_vain()
 
     return work
 
 
 def one_call_fewer(scene: Scene) -> None:
-    for _ in range(2 if scene.odd else 3):
+    for _ in range(2):
         scene.gather()
+    never_arrives(scene)
 
 
 def raises_between_calls(scene: Scene) -> None:
     with contextlib.suppress(ArithmeticError):
         if scene.odd:
             raise ArithmeticError("raised between two calls")
-        scene.gather()
+        scene.gather_in_vain()
 
 
 def leaves_between_calls(scene: Scene) -> None:
@@ -142,19 +103,25 @@ def leaves_between_calls(scene: Scene) -> None:
     if scene.odd:
         scene.comm.close()
         os._exit(0)
-    scene.gather()
+    scene.gather_in_vain()
 
 
 def interrupted(scene: Scene) -> None:
     """Ctrl-C while it waits for the others, which come when that has happened."""
     if scene.odd:
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        waits = scene.when_it_waits()
+
+        def interrupt() -> None:
+            waits.wait(LIMIT_S)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt).start()
         with contextlib.suppress(KeyboardInterrupt):
             scene.gather()
     scene.group.barrier("interrupted", LIMIT_S)
     if not scene.odd:
         scene.gather()  # its words are there
-        scene.gather()
+        scene.gather_in_vain()
 
 
 def other_tensor(x: torch.Tensor) -> Work:
@@ -174,18 +141,19 @@ def other_operation(scene: Scene) -> None:
 
 
 def overlapping_threads(scene: Scene) -> None:
-    """Rank 2 is late; meanwhile another thread of rank 0 calls too, and is refused without harm."""
-    if scene.odd:
-        time.sleep(0.3)
+    """Another thread of rank 0 calls while the first waits for the others, and is refused without harm."""
     if scene.comm.rank != 0:
+        scene.group.barrier("refused", LIMIT_S)
         scene.gather()
         return
+    waits = scene.when_it_waits()
     caller = threading.Thread(target=scene.gather)
     caller.start()
-    time.sleep(0.1)
+    waits.wait(LIMIT_S)
     try:
         scene.gather()
     finally:
+        scene.group.barrier("refused", LIMIT_S)
         caller.join()
 
 
@@ -199,7 +167,10 @@ FAULTS: tuple[Fault[Work], ...] = (
     Fault("makes one call fewer", replace(TIMED_OUT, places=((CALLS_BEFORE + 2, 1),)), one_call_fewer),
     Fault("raises between two calls", TIMED_OUT, raises_between_calls),
     Fault("ends its program between two calls", replace(TIMED_OUT, then=NEW_GROUP), leaves_between_calls, lost=True),
-    Fault("is stopped (SIGSTOP) and continued in time", GOES_ON, signals_itself(signal.SIGSTOP), EVERY_RANK),
+    Fault(
+        "is stopped (SIGSTOP) and continued in time",
+        GOES_ON, signals_itself(signal.SIGSTOP, in_time=True), EVERY_RANK,
+    ),
     Fault(
         "is stopped (SIGSTOP) for longer than the timeout",
         TIMED_OUT, signals_itself(signal.SIGSTOP), continued_after_s=1.4 * TIMEOUT_S,
@@ -229,7 +200,15 @@ FAULTS: tuple[Fault[Work], ...] = (
 
 
 def run(fault: Fault[Work]) -> Row:
-    """Runs one fault between processes of its own."""
+    """Runs one fault between processes of its own; again where it was only too late, as on a busy machine."""
+    for _ in range(ATTEMPTS):
+        row = _run_once(fault)
+        if not row.only_late:
+            break
+    return row
+
+
+def _run_once(fault: Fault[Work]) -> Row:
     with tempfile.TemporaryDirectory(prefix="nvcomm-faults-") as folder:
         context = multiprocessing.get_context("fork")
         checks = {"NVCOMM_DEVICE_CHECKS": str(int(fault.device_checks))}
@@ -237,15 +216,16 @@ def run(fault: Fault[Work]) -> Row:
             ranks = [context.Process(target=_rank, args=(fault, rank, Path(folder))) for rank in EVERY_RANK]
             for process in ranks:
                 process.start()
-        _wait(ranks, fault.continued_after_s)
+        _wait(ranks, fault, Path(folder))
         sights = [_sight(Path(folder) / f"rank{rank}.json", process) for rank, process in enumerate(ranks)]
     if fault.lost:  # nobody expects anything of it
         sights[ODD_RANK] = Sight()
     return row_of(fault, sights, TIMEOUT_S)
 
 
-def _wait(ranks: Sequence[BaseProcess], continued_after_s: float) -> None:
-    """Waits for the ranks to end; lets one that is stopped go on after a while."""
+def _wait(ranks: Sequence[BaseProcess], fault: Fault[Work], folder: Path) -> None:
+    """Waits for the ranks to end; lets one that is stopped go on after a while, and after the others, if they end."""
+    seen = [] if fault.expected.result == SUCCESS else [_over(folder, rank) for rank in fault.watched]
     deadline = time.monotonic() + LIMIT_S
     stopped_since: dict[int, float] = {}
     while any(process.is_alive() for process in ranks) and time.monotonic() < deadline:
@@ -253,7 +233,7 @@ def _wait(ranks: Sequence[BaseProcess], continued_after_s: float) -> None:
             assert process.pid is not None
             if process.is_alive() and _is_stopped(process.pid):
                 since = stopped_since.setdefault(process.pid, time.monotonic())
-                if time.monotonic() - since > continued_after_s:
+                if time.monotonic() - since > fault.continued_after_s and all(path.exists() for path in seen):
                     os.kill(process.pid, signal.SIGCONT)
                     stopped_since.clear()
         time.sleep(0.01)
@@ -261,6 +241,11 @@ def _wait(ranks: Sequence[BaseProcess], continued_after_s: float) -> None:
         if process.is_alive():
             process.kill()
         process.join()
+
+
+def _over(folder: Path, rank: int) -> Path:
+    """Exists once the fault is over for a rank."""
+    return folder / f"rank{rank}.over"
 
 
 def _is_stopped(pid: int) -> bool:
@@ -304,27 +289,29 @@ def _live(fault: Fault[Work], rank: int, folder: Path) -> Sight:
         started = time.monotonic()
         error: NvcommError | None = None
         try:
-            fault.work(scene)
+            with scene.short_waits() if fault.expected.result == UNDEFINED else contextlib.nullcontext():
+                fault.work(scene)
         except NvcommError as caught:
             error = caught
         sight = sight_of(error, time.monotonic() - started)
-        time.sleep(0.1)  # for the watcher
+        _over(folder, rank).touch()
         broken = scene.comm.engine.fault()
+        deadline = time.monotonic() + LIMIT_S
+        while broken and not scene.reported and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)  # for one report too many
         told = [str(one) for one in scene.reported]
         if told != ([] if broken is None else [str(broken)]):
             return replace(sight, problem=f"its watcher was told {told}; it broke by {broken!r}")
-        then, problem = _go_on(scene, store)
+        then, problem = _without(scene, store) if fault.lost else _go_on(scene)
     return replace(sight, then=then, problem=problem)
 
 
-def _go_on(scene: Scene, store: dist.Store) -> tuple[str, str]:
+def _go_on(scene: Scene) -> tuple[str, str]:
     """Brings the ranks together, compares `MORE_WORDS` words, audits; what had to be done, and what was wrong."""
     comm, group = scene.comm, scene.group
     audit = comm.audit()
-    try:
-        places = group.exchange("place", [str(comm.engine.fault() or ""), asdict(audit)], 4 * TIMEOUT_S)
-    except GroupError:
-        return _without(scene, store)
+    places = group.exchange("place", [str(comm.engine.fault() or ""), asdict(audit)], LIMIT_S)
     healthy = all(place == ["", asdict(audit)] for place in places) and not audit.dirty_words
     if not healthy:
         comm.reset()
@@ -333,6 +320,10 @@ def _go_on(scene: Scene, store: dist.Store) -> tuple[str, str]:
 
 def _without(scene: Scene, store: dist.Store) -> tuple[str, str]:
     """A rank is gone: `reset()` has to say so, and the others go on."""
+    survivors = [rank for rank in EVERY_RANK if rank != ODD_RANK]
+    group = StoreGroup(store, survivors.index(scene.comm.rank), len(survivors), "survivors")
+    group.barrier("a rank is gone", LIMIT_S)
+    scene.port.timeout_s = RESET_S / 2  # reset() waits twice as long
     try:
         scene.comm.reset()
     except GroupError as error:
@@ -340,9 +331,7 @@ def _without(scene: Scene, store: dist.Store) -> tuple[str, str]:
             return "", f"reset() misses {error.missing}"
     else:
         return "", "reset() succeeded without a rank"
-    survivors = [rank for rank in EVERY_RANK if rank != ODD_RANK]
-    group = StoreGroup(store, survivors.index(scene.comm.rank), len(survivors), "survivors")
-    with Communicator(group, "cpu", timeout_s=10.0) as comm:
+    with Communicator(group, "cpu", timeout_s=LIMIT_S) as comm:
         return NEW_GROUP, _more_words(comm, group)
 
 
@@ -356,9 +345,9 @@ def _more_words(comm: Communicator, group: StoreGroup) -> str:
         compared += want.numel()
         if compared >= MORE_WORDS:
             break
-    group.barrier("after", 10.0)
+    group.barrier("after", LIMIT_S)
     mine = asdict(comm.audit())
-    audits = group.exchange("audit", mine, 10.0)
+    audits = group.exchange("audit", mine, LIMIT_S)
     clean = all(audit == mine for audit in audits) and not mine["dirty_words"]
     return "" if clean else f"mailboxes afterwards: {audits}"
 

@@ -112,6 +112,12 @@ class Row:
     seen: Ending
     seconds: float
     problems: tuple[str, ...]
+    late: bool = False
+
+    @property
+    def only_late(self) -> bool:
+        """As expected, and nothing was wrong but the time that it took."""
+        return self.late and len(self.problems) == 1 and self.expected.allows(self.seen)
 
     @property
     def good(self) -> bool:
@@ -124,7 +130,8 @@ def row_of(fault: Fault[Work], sights: Sequence[Sight], timeout_s: float) -> Row
     watched = [sights[rank] for rank in fault.watched]
     problems = [f"rank {rank}: {sight.problem}" for rank, sight in enumerate(sights) if sight.problem]
     seconds = max(sight.seconds for sight in watched)
-    if seconds > timeout_s + 1:
+    late = seconds > timeout_s + 1
+    if late:
         problems.append(f"it took {seconds:.2f} s; wanted at most {timeout_s + 1:.1f} s")
     places = tuple(sorted({place for sight in watched for place in sight.places}))
     roots = {sight.root for sight in watched}
@@ -136,7 +143,7 @@ def row_of(fault: Fault[Work], sights: Sequence[Sight], timeout_s: float) -> Row
     )
     if roots and fault.expected.result != UNDEFINED:
         problems.append(f"ranks name different roots: {[sight.root for sight in watched]}")
-    return Row(fault.name, fault.expected, seen, seconds, tuple(problems))
+    return Row(fault.name, fault.expected, seen, seconds, tuple(problems), late)
 
 
 def markdown(rows: Iterable[Row]) -> str:

@@ -44,6 +44,22 @@ def test_what_makes_a_line_bad():
     assert not line(good, replace(good, then=""), expected=undefined).good
 
 
+def test_only_a_line_that_is_late_and_nothing_else_is_run_again(monkeypatch):
+    """A busy machine makes ranks late; nothing makes them early."""
+    good = Sight("PeerTimeoutError", 2, ((5, 1),), 1.1, "reset()")
+    late, wrong = replace(good, seconds=2.1), replace(good, seconds=2.1, root=1)
+    for sights, runs, is_good in (
+        ([good], 1, True),
+        ([late, good], 2, True),
+        ([late] * 3, 3, False),
+        ([wrong], 1, False),
+    ):
+        left = [line(sight, good) for sight in sights]
+        monkeypatch.setattr(fault_host, "_run_once", lambda fault, left=left: left.pop(0))
+        assert fault_host.run(fault_host.FAULTS[0]).good is is_good
+        assert len(left) == len(sights) - runs == 0
+
+
 def test_a_program_without_a_fault_does_not_pass_for_one():
     """Nobody is missing here, and the table says so."""
     fault = Fault("calls like the others", TIMED_OUT, fault_host.many_calls, generation=0)

@@ -145,7 +145,7 @@ def test_reset_without_a_rank_raises_and_stays_broken(ranks, gather):
     world = ranks(2)
     engine = world.engines[0]
     with pytest.raises(GroupError, match="rank 1") as caught:
-        engine.reset(0.2)
+        engine.reset(2.0)
     assert caught.value.missing == (1,)
     with pytest.raises(GroupError):
         gather(engine, ones())
