@@ -9,7 +9,7 @@ from cutlass import Int32, Int64, Uint32, range_constexpr
 
 from decode.topk_config import UNROLL, VECTOR_BYTES, WARP, SharedLayout, TopkConfig
 from decode.topk_exchange import cluster_sync
-from decode.topk_keys import Row, vector_address, vector_at
+from decode.topk_row import Row, vector_address, vector_at
 from nvcomm.ptx import cluster as ptx
 from nvcomm.ptx import memory
 

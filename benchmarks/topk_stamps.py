@@ -17,7 +17,7 @@ import torch
 
 from decode.topk import launch
 from decode.topk_config import choose_config
-from decode.topk_kernel import NUM_STAMPS
+from decode.topk_select import NUM_STAMPS
 
 STEPS = ("start", "length", "stream", "threshold", "bracket", "harvest", "counts sent", "k-th key", "output")
 CELLS = "1x65536,6x262144,1x1048576,24x65536,24x1048576,48x65536,48x524288,64x1048576"

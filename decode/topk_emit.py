@@ -6,6 +6,7 @@ from __future__ import annotations
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32, const_expr
 
+from decode.topk_candidates import HELD_MARKS, HELD_VECTOR, HELD_WORDS, take_places
 from decode.topk_config import FINE_BINS, FINEST_BINS, WARP
 from decode.topk_exchange import (
     AT_ABOVE,
@@ -18,16 +19,9 @@ from decode.topk_exchange import (
     wait_for_counts,
 )
 from decode.topk_find import LOW, find_bin, load_received, load_words, popc
-from decode.topk_harvest import (
-    HELD_MARKS,
-    HELD_VECTOR,
-    HELD_WORDS,
-    element,
-    lowest_bit,
-    marks_above_and_at,
-    take_places,
-)
-from decode.topk_keys import MIN_KEY, Quad, Row, min_u32, order_key
+from decode.topk_keys import MIN_KEY, min_u32, order_key
+from decode.topk_named import element, lowest_bit, marks_above_and_at
+from decode.topk_row import Quad, Row
 from nvcomm.ptx import cluster as ptx
 from nvcomm.ptx import memory
 

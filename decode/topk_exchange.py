@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32, const_expr, range_constexpr
 
 from decode.topk_config import FINE_BINS, SharedLayout, TopkConfig
-from decode.topk_keys import Row
+from decode.topk_row import Row
 from nvcomm.ptx import cluster as ptx
 
 # Words of `SharedLayout.counters`: listed candidates above the threshold and at it, and the places taken in the output.

@@ -7,7 +7,8 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32, const_expr, range_constexpr
 
 from decode.topk_config import EXACT_BINS, FAR_SHIFT, FINE_BINS, GROUP_BINS, WARP
-from decode.topk_keys import MIN_KEY, Row, max_u32
+from decode.topk_keys import MIN_KEY, max_u32
+from decode.topk_row import Row
 from nvcomm.ptx import cluster as ptx
 
 LOW = 0xFFFF

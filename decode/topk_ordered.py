@@ -15,7 +15,8 @@ from decode.topk_config import ORDER_BINS, SUB_BINS, WARP
 from decode.topk_emit import put
 from decode.topk_exchange import cluster_sync
 from decode.topk_find import find_bin, load_words, popc, warp_inclusive_sum
-from decode.topk_keys import MAX_KEY, MIN_KEY, Row, keys_of_vector
+from decode.topk_keys import MAX_KEY, MIN_KEY
+from decode.topk_row import Row, keys_of_vector
 from nvcomm.ptx import cluster as ptx
 
 

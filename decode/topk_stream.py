@@ -8,18 +8,8 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32, const_expr, range_constexpr
 
 from decode.topk_config import UNROLL, VECTOR_BYTES
-from decode.topk_keys import (
-    NEG_INF_PAIR,
-    Quad,
-    Row,
-    interleave_maxima,
-    ld_vector_below,
-    max_nan_pair,
-    max_of_pair,
-    order_key,
-    vector_address,
-    vector_at,
-)
+from decode.topk_keys import NEG_INF_PAIR, interleave_maxima, max_nan_pair, max_of_pair, order_key
+from decode.topk_row import Quad, Row, ld_vector_below, vector_address, vector_at
 from nvcomm.ptx import cluster as ptx
 from nvcomm.ptx import memory
 
