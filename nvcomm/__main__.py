@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from nvcomm._version import __version__
+from nvcomm.errors import UsageError
 
 # Command -> (module with `main(argv) -> exit code`, what it does).
 COMMANDS = {
@@ -17,6 +18,8 @@ COMMANDS = {
     "doctor": ("nvcomm.doctor", "what this machine can do, and why not"),
     "stress": ("stress.__main__", "replay graphs of gathers and check every word (python -m stress)"),
 }
+
+EXIT_USAGE = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,11 +45,18 @@ def _list() -> int:
     for name, (_, meaning) in COMMANDS.items():
         print(f"  {name:10} {meaning}")
     print("\nvariables (read now)")
-    now = env.settings()
+    wrong = []
     for variable in env.VARIABLES:
-        value = _as_text(getattr(now, variable.name.removeprefix(env.PREFIX).lower()))
-        print(f"  {variable.name:26} {value or 'unset':24} {variable.meaning}")
-    return 0
+        try:
+            value = _as_text(env.read(variable)) or "unset"
+        except UsageError as error:
+            wrong.append(str(error))
+            value = "NOT UNDERSTOOD"
+        print(f"  {variable.name:26} {value:24} {variable.meaning}")
+    wrong += [f"{name} is unknown: {hint}" for name, hint in env.unknown()]
+    for message in wrong:
+        print(f"nvcomm list: {message}", file=sys.stderr)
+    return EXIT_USAGE if wrong else 0
 
 
 def _as_text(value: object) -> str:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from nvcomm import log
 from nvcomm.arguments import check_input, check_output, part_shape
+from nvcomm.collectives.all_reduce_mhc_checks import sizes_of
 from nvcomm.env import settings
 from nvcomm.errors import NvcommError, UsageError
 from nvcomm.group import as_group
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from nvcomm.collectives.all_reduce import ReduceOp, ReduceProtocol
     from nvcomm.collectives.all_reduce_mhc import AllReduceMhc
     from nvcomm.collectives.all_reduce_mhc_config import MhcPart
+    from nvcomm.virtual import VirtualWorld
 
 
 class Communicator:
@@ -84,6 +87,7 @@ class Communicator:
         timeout_s = settings().timeout_s if timeout_s is None else timeout_s
         options = Options(max_bytes, timeout_s, pdl, device_share, generation, protocol, transport, seed)
         ranks = as_group(group)
+        log.configure(ranks.rank)
         target = device_of_all(ranks, device, timeout_s)
         self._attach(build_rank(ranks, target, options), target, max_bytes)
 
@@ -107,6 +111,7 @@ class Communicator:
         self.world_size = engine.world_size
         self.device = device
         self.max_bytes = max_bytes
+        log.logger.info("rank %d of %d on %s: calls of up to %d bytes", self.rank, self.world_size, device, max_bytes)
 
     @property
     def engine(self) -> Engine:
@@ -283,10 +288,7 @@ class Communicator:
 
         See `AllReduceMhc.__call__`, which also takes outputs, for arguments, results, errors and ordering.
         """
-        if not isinstance(residual, torch.Tensor) or residual.dim() != 3:
-            seen = tuple(residual.shape) if isinstance(residual, torch.Tensor) else f"a {type(residual).__name__}"
-            raise UsageError(f"all_reduce_mhc: residual is {seen}; wanted a tensor (rows, streams, hidden).")
-        key = (residual.shape[2], residual.shape[1])
+        key = sizes_of(residual)
         if key not in self._boundaries:
             if self.engine and self.stream is not None:
                 raise UsageError(
@@ -365,6 +367,7 @@ class Communicator:
         """
         self.engine.reset()
         self.forget_pending()
+        log.logger.info("rank %d of %d: reset", self.rank, self.world_size)
 
     def forget_pending(self) -> None:
         """After a reset no first half of an operation waits for its second."""
@@ -393,7 +396,3 @@ def virtual_world(world_size: int, device: torch.device | str | int | None = Non
     from nvcomm.virtual import VirtualWorld
 
     return VirtualWorld(world_size, device, **options)  # type: ignore[arg-type]
-
-
-if TYPE_CHECKING:
-    from nvcomm.virtual import VirtualWorld

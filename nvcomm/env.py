@@ -180,7 +180,7 @@ def settings() -> Settings:
         UsageError: a value cannot be parsed; the message names the variable, the value seen and the values wanted.
     """
     _warn_unknown()
-    return Settings(**{variable.name.removeprefix(PREFIX).lower(): _read(variable) for variable in VARIABLES})  # type: ignore[arg-type]
+    return Settings(**{variable.name.removeprefix(PREFIX).lower(): read(variable) for variable in VARIABLES})  # type: ignore[arg-type]
 
 
 def other(name: str) -> str | None:
@@ -211,7 +211,8 @@ def multicast_disabled_by() -> str | None:
     return None
 
 
-def _read(variable: Variable) -> object:
+def read(variable: Variable) -> object:
+    """What one variable of ours says; raises UsageError as `settings`."""
     text = os.environ.get(variable.name, "").strip()
     if not text and variable.name == "NVCOMM_CACHE_DIR" and (cache_home := other("XDG_CACHE_HOME")):
         return _path(cache_home) / "nvcomm"
@@ -223,14 +224,22 @@ def _read(variable: Variable) -> object:
         ) from None
 
 
-def _warn_unknown() -> None:
+def unknown() -> list[tuple[str, str]]:
+    """The `NVCOMM_*` variables that are set and do not exist, each with what to do."""
     known = [variable.name for variable in VARIABLES]
+    found = []
     for name in sorted(os.environ):
         if name.startswith(PREFIX) and name not in known:
-            _warn_once(name, tuple(difflib.get_close_matches(name, known, n=1, cutoff=0.5)))
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            found.append((name, f"did you mean {nearest[0]}?" if nearest else "docs/env.md has the list."))
+    return found
+
+
+def _warn_unknown() -> None:
+    for name, hint in unknown():
+        _warn_once(name, hint)
 
 
 @functools.cache
-def _warn_once(name: str, nearest: tuple[str, ...]) -> None:
-    hint = f"did you mean {nearest[0]}?" if nearest else "docs/env.md has the list."
+def _warn_once(name: str, hint: str) -> None:
     warnings.warn(f"nvcomm does not know the environment variable {name}: {hint}", stacklevel=4)

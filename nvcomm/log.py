@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 
 from nvcomm.env import settings
+from nvcomm.errors import UsageError
 
 TRACE = 5
 _LEVELS = {"WARN": logging.WARNING, "INFO": logging.INFO, "TRACE": TRACE}
@@ -19,23 +20,39 @@ logger.addHandler(logging.NullHandler())
 
 
 def configure(rank: int | None = None) -> None:
-    """Attaches the handler that NVCOMM_DEBUG and NVCOMM_DEBUG_FILE ask for; again with the same target changes nothing.
+    """Attaches the handler that NVCOMM_DEBUG and NVCOMM_DEBUG_FILE ask for; one for each target.
+
+    Every communicator calls it as it is built, and commands that compile.
 
     Args:
-        rank: this process's rank, shown in every line and for %r in the file's name; None before it is known.
+        rank: this process's rank, shown in every line and for %r in the file's name; None where there is none.
+
+    Raises:
+        UsageError: the file cannot be written.
     """
     wanted = settings()
     if wanted.debug is None:
         return
     target = _expand(wanted.debug_file, rank) if wanted.debug_file else "stderr"
     logger.setLevel(_LEVELS[wanted.debug])
-    if any(handler.get_name() == target for handler in logger.handlers):
+    handler = next((one for one in logger.handlers if one.get_name() == target), None)
+    if handler is None:
+        handler = _open(target) if wanted.debug_file else logging.StreamHandler()
+        handler.set_name(target)
+        logger.addHandler(handler)
+    elif rank is None:  # whoever opened it knew more
         return
-    handler = logging.FileHandler(Path(target)) if wanted.debug_file else logging.StreamHandler()
-    handler.set_name(target)
-    who = "rank ?" if rank is None else f"rank {rank}"
+    who = "-" if rank is None else f"rank {rank}"
     handler.setFormatter(logging.Formatter(f"%(asctime)s [{who:>7}] %(levelname)-7s %(message)s"))
-    logger.addHandler(handler)
+
+
+def _open(target: str) -> logging.Handler:
+    try:
+        return logging.FileHandler(Path(target))
+    except OSError as error:
+        raise UsageError(
+            f"NVCOMM_DEBUG_FILE: {target} cannot be written ({error.strerror}). Name a file in a folder that exists."
+        ) from error
 
 
 def _expand(pattern: str, rank: int | None) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
+from nvcomm import log
 from nvcomm.arguments import check_input, check_output, part_shape
 from nvcomm.communicator import Communicator
 from nvcomm.env import settings
@@ -48,6 +49,7 @@ class VirtualWorld(Sequence[Communicator]):
         timeout_s = settings().timeout_s if timeout_s is None else timeout_s
         options = Options(max_bytes, timeout_s, pdl, device_share, generation, protocol, transport, seed)
         check_world_size(world_size)
+        log.configure()
         self.device = resolve_device(device)
         self._backend = build_world(world_size, self.device, options)
         self._comms = [

@@ -61,6 +61,14 @@ def check_tensor(
         raise UsageError(f"all_reduce_mhc: {name} requires grad; collectives have no backward: detach it.")
 
 
+def sizes_of(residual: torch.Tensor) -> tuple[int, int]:
+    """(hidden, num_streams) of residual streams (rows, streams, hidden); raises UsageError for anything else."""
+    if not isinstance(residual, torch.Tensor) or residual.dim() != 3:
+        seen = tuple(residual.shape) if isinstance(residual, torch.Tensor) else f"a {type(residual).__name__}"
+        raise UsageError(f"all_reduce_mhc: residual is {seen}; wanted a tensor (rows, streams, hidden).")
+    return residual.shape[2], residual.shape[1]
+
+
 def check_rows(rows: int, shape: MhcShape, comm: Communicator) -> None:
     """Raises UsageError if so many rows do not fit the mailbox."""
     if rows * shape.row_bytes > comm.max_bytes:

@@ -9,9 +9,13 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+import nvcomm
+import nvcomm.__main__
 from nvcomm import env, log
 from nvcomm.errors import UsageError
+from nvcomm.group import StoreGroup
 
 ROOT = Path(__file__).parents[2]
 
@@ -195,3 +199,51 @@ def test_the_log_file_carries_rank_and_level(
     quiet_logger.info("hello")
     quiet_logger.log(log.TRACE, "too fine")
     assert re.fullmatch(r"\S+ \S+ \[ rank 3\] INFO    hello\n", (tmp_path / "log-3").read_text())
+
+
+def test_communicators_attach_the_log_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quiet_logger: logging.Logger
+) -> None:
+    monkeypatch.setenv("NVCOMM_DEBUG", "INFO")
+    monkeypatch.setenv("NVCOMM_DEBUG_FILE", str(tmp_path / "log-%r"))
+    with nvcomm.virtual_world(2, "cpu", max_bytes=4096):
+        pass
+    lines = (tmp_path / "log-none").read_text().splitlines()
+    assert [line.partition("INFO    ")[2] for line in lines] == [
+        f"rank {rank} of 2 on cpu: calls of up to 4096 bytes" for rank in range(2)
+    ]
+    group = StoreGroup(dist.HashStore(), 0, 1, "log")
+    with nvcomm.Communicator(group, "cpu", max_bytes=4096) as comm:
+        comm.reset()
+    assert re.search(r"\[ rank 0\] INFO    rank 0 of 1: reset\n", (tmp_path / "log-0").read_text())
+
+
+def test_a_rank_that_becomes_known_is_shown_from_then_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], quiet_logger: logging.Logger
+) -> None:
+    monkeypatch.setenv("NVCOMM_DEBUG", "INFO")
+    for rank in (None, 5, None):
+        log.configure(rank)
+        quiet_logger.info("hello")
+    lines = capsys.readouterr().err.splitlines()
+    assert [re.search(r"\[ *(\S.*)\]", line)[1] for line in lines] == ["-", "rank 5", "rank 5"]
+
+
+def test_a_log_file_that_cannot_be_written_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quiet_logger: logging.Logger
+) -> None:
+    monkeypatch.setenv("NVCOMM_DEBUG", "INFO")
+    monkeypatch.setenv("NVCOMM_DEBUG_FILE", str(tmp_path / "no" / "log"))
+    with pytest.raises(UsageError, match=r"NVCOMM_DEBUG_FILE: .*no/log cannot be written \(No such file"):
+        nvcomm.virtual_world(1, "cpu")
+
+
+def test_list_shows_what_is_not_understood(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("NVCOMM_TIMEOUT_S", "soon")
+    monkeypatch.setenv("NVCOMM_TIMEOUTS", "3")
+    assert nvcomm.__main__.main(["list"]) == 2
+    shown = capsys.readouterr()
+    assert re.search(r"NVCOMM_TIMEOUT_S +NOT UNDERSTOOD", shown.out)
+    assert "NVCOMM_CACHE_DIR" in shown.out
+    assert "NVCOMM_TIMEOUT_S='soon' is not understood; wanted seconds" in shown.err
+    assert "NVCOMM_TIMEOUTS is unknown: did you mean NVCOMM_TIMEOUT_S?" in shown.err
