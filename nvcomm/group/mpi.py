@@ -55,7 +55,7 @@ def from_mpi(comm: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreGroup:
             store = dist.TCPStore(answer["host"], answer["port"], is_master=False, timeout=left)
         except RuntimeError as error:
             raise GroupError(f"rank {rank} cannot reach rank 0's store at {answer}: {error}", (0,)) from error
-    return fresh_group(store, rank, world_size)
+    return fresh_group(store, rank, world_size, timeout_s)
 
 
 def _own_address() -> str:

@@ -53,14 +53,18 @@ def started_by() -> Literal["torchrun", "mpi"] | None:
     return None
 
 
-def from_process_group(process_group: dist.ProcessGroup | None = None) -> StoreGroup:
+def from_process_group(
+    process_group: dist.ProcessGroup | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> StoreGroup:
     """A group of the ranks of a `torch.distributed` process group, through the store that it was built with.
 
     Args:
         process_group: None is the default group. Every rank builds its groups on it in the same order.
+        timeout_s: bound of the wait for the store.
 
     Raises:
         UsageError: torch.distributed is not initialised, or this process is not in the group.
+        GroupError: its store fails, or does not answer within `timeout_s`.
     """
     if not dist.is_initialized():
         raise UsageError("torch.distributed is not initialised: call torch.distributed.init_process_group first.")
@@ -70,7 +74,7 @@ def from_process_group(process_group: dist.ProcessGroup | None = None) -> StoreG
         raise UsageError("this process is not a rank of the process group: build the communicator on its ranks only.")
     # The one place that needs it: PyTorch has no public name for the store of a process group.
     store = dist.distributed_c10d._get_process_group_store(wanted)
-    return fresh_group(store, rank, dist.get_world_size(wanted))
+    return fresh_group(store, rank, dist.get_world_size(wanted), timeout_s)
 
 
 def from_environment(timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreGroup:
@@ -88,4 +92,4 @@ def from_environment(timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreGroup:
         raise GroupError(
             f"the store of MASTER_ADDR and MASTER_PORT was not reached: {error}. Find out whether rank 0 runs there."
         ) from error
-    return fresh_group(store, rank, world_size)
+    return fresh_group(store, rank, world_size, timeout_s)

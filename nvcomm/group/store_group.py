@@ -4,20 +4,24 @@
 Exchange number k of rank r is the key `prefix/k/r`, so repeated exchanges never mix, whatever their tags; the tag
 travels with the value, and ranks that are at different places of the program learn it at once. The last rank to have
 read exchange k deletes its keys.
+
+Each exchange runs on a daemon thread, so that it ends by its deadline even where a call of the store never returns.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
-from typing import Any
 
 import torch.distributed as dist
 
+from nvcomm.bounded_call import BoundedCall
 from nvcomm.errors import GroupError, UsageError
 from nvcomm.group.contract import JSON
-from nvcomm.group.envelope import check_place, decode, encode, other_worlds
-from nvcomm.group.pauses import pauses
+from nvcomm.group.exchange import Exchange
+from nvcomm.group.file_store import never_destroy, why_stuck
+
+# What a store that answers may take, past the deadline, for the last look at every rank's key.
+LAST_LOOK_S = 0.5
 
 
 class StoreGroup:
@@ -38,22 +42,26 @@ class StoreGroup:
         self._store = store
         self._prefix = prefix
         self._sequence = 0
+        self._under_way: tuple[Exchange, BoundedCall[list[JSON]]] | None = None
 
     def exchange(self, tag: str, value: JSON, timeout_s: float) -> list[JSON]:
-        """See `Group.exchange`."""
+        """See `Group.exchange`. Where a call of the store does not return, up to half a second late."""
+        if self._under_way is not None:
+            earlier, call = self._under_way
+            if not call.ended():
+                raise earlier.stuck()
         deadline = time.monotonic() + timeout_s
-        sequence = self._sequence
+        prefix = f"{self._prefix}/{self._sequence}"
         self._sequence += 1
-        envelope: dict[str, JSON] = {"tag": tag, "world_size": self.world_size}
-        try:
-            text = encode(envelope | {"value": value})
-        except UsageError as error:
-            self._set(sequence, encode(envelope | {"error": str(error)}))
-            raise
-        self._set(sequence, text)
-        answers = self._collect(sequence, tag, deadline)
-        self._forget(sequence)
-        return answers
+        exchange = Exchange(self._store, prefix, self.rank, self.world_size, tag)
+        call = BoundedCall(lambda: exchange.run(value, deadline), "nvcomm-exchange")
+        self._under_way = exchange, call
+        if not call.ended(timeout_s + LAST_LOOK_S):
+            if exchange.answers is None:
+                raise exchange.stuck()
+            return exchange.answers
+        self._under_way = None
+        return call.result()
 
     def barrier(self, tag: str, timeout_s: float) -> None:
         """See `Group.barrier`."""
@@ -63,58 +71,6 @@ class StoreGroup:
         """The group's store for somebody else's keys, apart from the group's own. `name`: never used in it before."""
         return dist.PrefixStore(f"{self._prefix}/{name}", self._store)
 
-    def _key(self, sequence: int, name: object) -> str:
-        return f"{self._prefix}/{sequence}/{name}"
-
-    def _set(self, sequence: int, text: str) -> None:
-        try:
-            self._store.set(self._key(sequence, self.rank), text)
-        except RuntimeError as error:
-            raise GroupError(f"rank {self.rank} cannot write to the group's store: {error}") from error
-
-    def _collect(self, sequence: int, tag: str, deadline: float) -> list[JSON]:
-        """Reads the envelopes of exchange `sequence` until all ranks, by their own count, have written theirs."""
-        seen: dict[int, dict[str, Any]] = {}
-        count = self.world_size
-        for pause in pauses():
-            for rank in range(count):
-                if rank not in seen and (envelope := self._read(sequence, rank)) is not None:
-                    seen[rank] = envelope
-                    check_place(envelope, rank, tag, self.rank)
-            count = max([count, *(envelope["world_size"] for envelope in seen.values())])
-            if len(seen) == count or time.monotonic() >= deadline:
-                break
-            time.sleep(pause)
-        sizes = {rank: envelope["world_size"] for rank, envelope in sorted(seen.items())}
-        if len(set(sizes.values())) > 1:
-            raise other_worlds({rank: sizes.get(rank, "no answer") for rank in range(count)})
-        missing = tuple(sorted(set(range(count)) - set(seen)))
-        if missing:
-            raise GroupError(
-                f"rank {self.rank} waited at {tag!r} for rank {', '.join(map(str, missing))} of {count}, in vain: "
-                f"find out whether it runs and makes the same calls, or wait longer.",
-                missing,
-            )
-        return [seen[rank]["value"] for rank in range(count)]
-
-    def _read(self, sequence: int, rank: int) -> dict[str, Any] | None:
-        key = self._key(sequence, rank)
-        try:
-            if not self._store.check([key]):
-                return None
-            data = self._store.get(key)
-        except RuntimeError as error:
-            raise GroupError(f"rank {self.rank} cannot read from the group's store: {error}", (rank,)) from error
-        return decode(data, rank)
-
-    def _forget(self, sequence: int) -> None:
-        """The last reader deletes the exchange. Every rank has answered by now, so a store that fails here has lost
-        the process that served it after the exchange: no harm to it."""
-        with contextlib.suppress(RuntimeError):
-            if self._store.add(self._key(sequence, "read"), 1) == self.world_size:
-                for name in (*range(self.world_size), "read"):
-                    self._store.delete_key(self._key(sequence, name))
-
 
 def local_groups(world_size: int) -> list[StoreGroup]:
     """One group whose ranks are threads of this process; element r is for rank r."""
@@ -122,6 +78,17 @@ def local_groups(world_size: int) -> list[StoreGroup]:
     return [StoreGroup(store, rank, world_size, "nvcomm/local") for rank in range(world_size)]
 
 
-def fresh_group(store: dist.Store, rank: int, world_size: int) -> StoreGroup:
-    """A group under a prefix that none has used in `store`: each rank counts its own, in the same order everywhere."""
-    return StoreGroup(store, rank, world_size, f"nvcomm/{store.add(f'nvcomm/groups/{rank}', 1)}")
+def fresh_group(store: dist.Store, rank: int, world_size: int, timeout_s: float) -> StoreGroup:
+    """A group under a prefix that none has used in `store`: each rank counts its own, in the same order everywhere.
+
+    Raises:
+        GroupError: the store fails, or does not answer within `timeout_s`.
+    """
+    call = BoundedCall(lambda: store.add(f"nvcomm/groups/{rank}", 1), "nvcomm-group")
+    if not call.ended(timeout_s + LAST_LOOK_S):
+        raise GroupError(f"rank {rank} waited for the group's store in vain. {why_stuck(store)}")
+    try:
+        return StoreGroup(store, rank, world_size, f"nvcomm/{call.result()}")
+    except RuntimeError as error:
+        never_destroy(store)
+        raise GroupError(f"rank {rank} cannot use the group's store: {error}") from error
