@@ -27,10 +27,14 @@ import torch.distributed as dist  # noqa: E402
 
 from nvcomm.errors import CapabilityError, GroupError, UsageError  # noqa: E402
 from nvcomm.group import StoreGroup, local_groups  # noqa: E402
-from nvcomm.memory import Memory, symmetric  # noqa: E402
-from nvcomm.memory.symmetric import SymmetricMemory, TorchSymmetricMemory  # noqa: E402
+from nvcomm.memory import Memory  # noqa: E402
+from nvcomm.memory.meeting_folder import MeetingFolder  # noqa: E402
+from nvcomm.memory.symmetric import SymmetricMemory  # noqa: E402
+from nvcomm.memory.torch_symmetric import TorchSymmetricMemory  # noqa: E402
 
 SIZE = 4096
+LONG_S = 40.0  # that nobody waits for, however busy the machine
+SHORT_S = 3.0  # where somebody is waited for in vain: what a busy machine may take for the steps before
 GPU = torch.device("cuda:0")
 VARIABLES = ("TMPDIR", "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "TORCH_SYMM_MEM_DISABLE_MULTICAST")
 
@@ -94,8 +98,8 @@ def run_ranks(world_size, body, tmp_path):
     results = []
     for process, pipe in zip(ranks, pipes, strict=True):
         with contextlib.suppress(EOFError):
-            results.append(pipe.recv() if pipe.poll(30) else "no result")
-        process.join(5)
+            results.append(pipe.recv() if pipe.poll(2 * LONG_S) else "no result")
+        process.join(LONG_S)
         if process.is_alive():
             process.kill()
     return results
@@ -103,13 +107,13 @@ def run_ranks(world_size, body, tmp_path):
 
 def _rank_main(rank, world_size, body, path, send):
     group = StoreGroup(dist.FileStore(path, world_size), rank, world_size, "test")
-    group.barrier("every process runs", 30)  # so that a short timeout bounds what is tested, not how ranks start
+    group.barrier("every process runs", LONG_S)  # so that a short timeout bounds what is tested, not how ranks start
     send.send(body(group))
     send.close()
     os._exit(0)  # a thread that hangs in a rendezvous would be waited for
 
 
-def build(group, *, timeout_s=20.0, **fake):
+def build(group, *, timeout_s=LONG_S, **fake):
     """Builds and describes: the outcome and whatever is left behind."""
     size = fake.pop("size", SIZE)
     ask = fake.pop("ask_multicast", False)
@@ -197,7 +201,7 @@ def test_a_fault_on_one_rank_is_the_same_error_on_all(name, rank, tmp_path, fold
     assert results[0]["text"] == results[1]["text"]
     assert list(results[0]["reasons"]) == [rank]
     assert says in results[0]["text"]
-    assert max(result["seconds"] for result in results) < 10, "nobody waits for a rank that has said no"
+    assert max(result["seconds"] for result in results) < LONG_S, "nobody waits for a rank that has said no"
     assert_nothing_left(results, folders)
 
 
@@ -207,7 +211,7 @@ def test_a_rank_whose_rendezvous_raises_leaves_the_others_waiting_until_the_dead
 
     def body(group):
         return build(
-            group, timeout_s=1.0, fault=("rendezvous", RuntimeError("CUDA error")) if group.rank == rank else None
+            group, timeout_s=SHORT_S, fault=("rendezvous", RuntimeError("CUDA error")) if group.rank == rank else None
         )
 
     results = run_ranks(3, body, tmp_path)
@@ -216,7 +220,7 @@ def test_a_rank_whose_rendezvous_raises_leaves_the_others_waiting_until_the_dead
     assert f"rank {rank}: RuntimeError: CUDA error" in results[0]["text"]
     assert "have to end" in results[0]["text"]
     assert results[0]["missing"] == tuple(other for other in range(3) if other != rank)
-    assert max(result["seconds"] for result in results) < 8
+    assert max(result["seconds"] for result in results) < LONG_S
     assert not results[rank]["leak"], "the rank whose call returned gives its memory back"
     assert not list(folders.iterdir())
 
@@ -226,7 +230,7 @@ def test_a_rendezvous_that_never_returns_is_an_error_on_every_rank(tmp_path, fol
         threading.Event().wait()
 
     def body(group):
-        return build(group, timeout_s=1.0, fault=("rendezvous", hang) if group.rank == 1 else None)
+        return build(group, timeout_s=SHORT_S, fault=("rendezvous", hang) if group.rank == 1 else None)
 
     results = run_ranks(2, body, tmp_path)
     assert [result["error"] for result in results] == ["GroupError"] * 2
@@ -234,19 +238,19 @@ def test_a_rendezvous_that_never_returns_is_an_error_on_every_rank(tmp_path, fol
     assert results[0]["missing"] == (1,)
     assert [result["leak"] for result in results] == [False, True], "the thread that hangs holds its rank's memory"
     assert all(result["variables"] for result in results)
-    assert max(result["seconds"] for result in results) < 8
+    assert max(result["seconds"] for result in results) < LONG_S
     assert not list(folders.iterdir())
 
 
 @pytest.mark.parametrize("at", ["device_uuid", "allocate", "rendezvous"])
 def test_a_rank_that_dies_is_named_by_the_others(at, tmp_path, folders):
     def body(group):
-        return build(group, timeout_s=1.0, fault=(at, lambda result: os._exit(9)) if group.rank == 1 else None)
+        return build(group, timeout_s=SHORT_S, fault=(at, lambda result: os._exit(9)) if group.rank == 1 else None)
 
     (survivor,) = run_ranks(2, body, tmp_path)
     assert survivor["error"] == "GroupError"
     assert survivor["missing"] == (1,)
-    assert survivor["seconds"] < 8
+    assert survivor["seconds"] < LONG_S
     assert not list(folders.iterdir())
 
 
@@ -371,7 +375,7 @@ def test_a_folder_that_cannot_be_made_or_joined_is_the_same_error_on_all(tmp_pat
                 raise PermissionError(f"{method} failed")
 
             if group.rank == rank:
-                setattr(symmetric.MeetingFolder, method, fail)
+                setattr(MeetingFolder, method, fail)
             return build(group)
 
         results = run_ranks(2, body, place)
