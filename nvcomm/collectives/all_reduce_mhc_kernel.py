@@ -79,12 +79,13 @@ class AllReduceMhcKernel(MailboxKernel):
             old = cute.make_rmem_tensor(config.shape.num_streams * CHUNK_WORDS, Uint32)
             factor = ahead.load_row(config, work, share, share.first, Boolean(share.first < rows), old)
         if const_expr(config.publishes):
-            self.publisher.publish(box, at, share, source, rows, live, wait)
+            self.publisher.publish(box, at, share, source, rows, call, live, wait)
         if const_expr(config.collects):
             last = turn.arrive(box, at)
             if const_expr(config.device_checks and not config.publishes and config.pdl != "off"):
                 cute.arch.griddepcontrol_wait()  # R1 (i): before the header is published
-            turn.compare(config, box, call, num_bytes, Boolean(at.index < WARP) & live, wait)
+            if const_expr(not config.two_shot):  # whose owners compare before they wait for contributions
+                turn.compare(config, box, call, num_bytes, Boolean(at.index < WARP) & live, wait)
             words = cute.make_rmem_tensor(self.collector.num_words, Uint32)
             self.collector.look(box, words, share.first * config.shape.chunks + share.chunk, share.inside & live)
             row = share.first

@@ -8,6 +8,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr, range_constexpr
 
 from nvcomm import device
+from nvcomm.collectives import turn
 from nvcomm.collectives.all_reduce_config import ReduceConfig
 from nvcomm.collectives.all_reduce_mhc_config import MhcConfig
 from nvcomm.collectives.all_reduce_mhc_rows import Boundary, Share
@@ -15,7 +16,8 @@ from nvcomm.collectives.all_reduce_owners import Owners
 from nvcomm.collectives.all_reduce_source import Chunk, ExpertSource, Source, TensorSource
 from nvcomm.collectives.all_reduce_tree import sendable
 from nvcomm.collectives.turn import Place
-from nvcomm.device import Mailbox
+from nvcomm.device import WARP, Mailbox
+from nvcomm.handle import Call
 from nvcomm.mailbox import CHUNK_BYTES
 
 
@@ -39,11 +41,19 @@ class Publisher:
 
     @cute.jit
     def publish(
-        self, box: Mailbox, at: Place, share: Share, source: Source, rows: Int32, live: Boolean, wait: cute.Tensor
+        self,
+        box: Mailbox,
+        at: Place,
+        share: Share,
+        source: Source,
+        rows: Int32,
+        call: Call,
+        live: Boolean,
+        wait: cute.Tensor,
     ) -> None:
         """Publishes all rows, by the protocol that the kernel was compiled for."""
         if const_expr(self.config.two_shot):
-            self._sums(box, at, source, rows * self.config.shape.chunks, live, wait)
+            self._sums(box, at, source, rows, call, live, wait)
         else:
             self._rows(box, share, source, rows, live)
 
@@ -67,9 +77,13 @@ class Publisher:
 
     @cute.jit
     def _sums(
-        self, box: Mailbox, at: Place, source: Source, num_chunks: Int32, live: Boolean, wait: cute.Tensor
+        self, box: Mailbox, at: Place, source: Source, rows: Int32, call: Call, live: Boolean, wait: cute.Tensor
     ) -> None:
-        """Two-shot: sends all chunks that others own, then sums and publishes those that this rank owns."""
+        """Two-shot: sends all chunks that others own, then sums and publishes those that this rank owns.
+
+        In between, with device checks, ranks compare what they call (R11): before any waits for another's chunks.
+        """
+        num_chunks = rows * self.config.shape.chunks
         words = self.owners.registers()
         spans = self.owners.spans(at)
         if const_expr(self.config.part == "finalize"):
@@ -82,4 +96,6 @@ class Publisher:
         else:
             self.owners.load(words, source, spans.first, num_chunks, box.rank)
             self.owners.send_all(box, spans, words, source, num_chunks, live)
+        num_bytes = rows * self.config.shape.row_bytes
+        turn.compare(self.config, box, call, num_bytes, Boolean(at.index < WARP) & live, wait)
         self.owners.sum_all(box, spans, source, num_chunks, live, wait)

@@ -123,10 +123,11 @@ class Ranks:
         return Launch(program(kernel, config), parameters, (ctas, 1, 1), config.threads)
 
     def mhc_launch(
-        self, config: MhcConfig, rank: int, sources: list[int], tensors: list[int], eps: float, rows: int, clusters: int
-    ) -> Launch:
+        self, config: MhcConfig, rank: int, sources: list[int], tensors: list[int], eps: float, rows: int,
+        clusters: int, call: tuple[int, int, int] = (1, 0, 0),
+    ) -> Launch:  # fmt: skip
         """A launch of the fused kernel."""
-        parameters = [*sources, *tensors, float_bits(eps), rows, *self.box(rank), rank, 0, 0, 0]
+        parameters = [*sources, *tensors, float_bits(eps), rows, *self.box(rank), rank, *call]
         return Launch(
             program(AllReduceMhcKernel, config), parameters, (clusters * config.cluster, 1, 1), config.threads,
             config.cluster, norm_bytes(config),
