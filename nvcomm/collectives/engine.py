@@ -226,7 +226,7 @@ class DeviceEngine:
     def fault(self) -> NvcommError | None:
         """What the device recorded, if it did. Waits only after a fault, for a copy of the fault rows."""
         own = Fault.load(self._fault_words)
-        return None if own is None else fault_error(own, self.layout, self.memory.local())
+        return None if own is None else fault_error(own, self.layout, self.memory.local(), self.options.timeout_s)
 
     def generation(self) -> int:
         """The next call's generation; waits for the device."""

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -23,13 +25,14 @@ def kind_of(operation: str, dtype: torch.dtype) -> int:
     return int(fields[0]) | int(fields[1]) << 16
 
 
-def fault_error(fault: Fault, layout: MailboxLayout, words: torch.Tensor) -> NvcommError:
+def fault_error(fault: Fault, layout: MailboxLayout, words: torch.Tensor, timeout_s: float) -> NvcommError:
     """The error for `fault`.
 
     Args:
         fault: this rank's own record.
         layout: of the mailbox.
         words: this rank's mailbox, int32; its fault rows and headers are copied to the host.
+        timeout_s: of this rank's waits.
     """
     if fault.kind == FAULT_OVERLAP:
         return CollectiveMismatchError(
@@ -47,6 +50,9 @@ def fault_error(fault: Fault, layout: MailboxLayout, words: torch.Tensor) -> Nvc
         return GroupError(
             f"rank {fault.rank}: reset() failed half way. Build a new communicator, on a group of the ranks left."
         )
+    # The device has 32 bits for microseconds, 71 minutes; who timed out has waited for the whole timeout.
+    short_us = max(int(timeout_s * 1e6) - fault.waited_us, 0)
+    fault = replace(fault, waited_us=fault.waited_us + -(-short_us // 2**32) * 2**32)
     rows = words[layout.faults_base // mailbox.WORD_BYTES :].cpu().numpy().view(np.uint32)
     return fault.timeout_error(rows.reshape(-1, mailbox.FAULT_WORDS))
 

@@ -20,7 +20,8 @@ from nvcomm.collectives import engine as engine_module
 from nvcomm.collectives import mailbox_kernel
 from nvcomm.collectives.engine import DeviceEngine
 from nvcomm.collectives.fault_report import RESET_FAILED
-from nvcomm.errors import GroupError, UnsupportedError
+from nvcomm.device import FAULT_TIMEOUT
+from nvcomm.errors import GroupError, PeerTimeoutError, UnsupportedError
 from nvcomm.mailbox import EMPTY, MailboxLayout
 from nvcomm.options import Options
 
@@ -211,6 +212,17 @@ def test_R10b_a_reset_that_fails_leaves_the_rank_broken(rank, where, broken):
     if not broken:
         assert isinstance(error, GroupError)
         assert "rank 1: reset() failed half way" in str(error)
+
+
+@pytest.mark.parametrize("timeout_s", [0.5, 4294.9, 100_000.0])
+def test_R10_a_wait_of_hours_is_told_whole(rank, timeout_s):
+    waited_us = int(timeout_s * 1e6) + 400_000
+    rank.options = Options(timeout_s=timeout_s)
+    rank.memory.local().zero_()
+    rank._fault_words[:] = (FAULT_TIMEOUT, 1, 0, 7, 1, 2, waited_us % 2**32, 0)
+    error = rank.fault()
+    assert isinstance(error, PeerTimeoutError)
+    assert error.waited_s == waited_us / 1e6
 
 
 @pytest.mark.parametrize("resident", [1, 4])
