@@ -16,7 +16,6 @@ from stress import machine, report
 from stress.bar import ProgressBar
 from stress.cli import Options, parse
 from stress.control import Control, run_control
-from stress.hang import Hang
 from stress.run import Outcome, Progress, RunConfig, Runner, World
 
 
@@ -32,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = _configure(options)
         runner = _runner(options, config, console)
         try:
-            return _run(options, config, runner, console)
+            return _run(options, runner.agreed(config), runner, console)
         finally:
             runner.close()
     except (UnsupportedError, CapabilityError) as error:
@@ -49,10 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(options: Options, config: RunConfig, runner: Runner, console: Console) -> int:
     if not runner.reports:
         console = Console(stderr=True, quiet=True)
+    elif options.json:
+        report.begin_json(options.json)
     control: Control | None = None
-    if options.control is not None:
-        with ProgressBar(console, f"control: {options.control}", config.but(replays=None, duration_s=None)) as bar:
-            control = run_control(runner, config, options.control, Progress(bar.show))
+    if options.control:
+        with ProgressBar(console, "control: late-copy", config.but(replays=None, duration_s=None)) as bar:
+            control = run_control(runner, config, Progress(bar.show))
     with ProgressBar(console, f"{config.protocol}, {config.world} world", config) as bar:
         outcome = runner.run(config, Progress(bar.show))
     return _finish(options, config, outcome, control, console, reports=runner.reports)
@@ -112,9 +113,8 @@ def _runner(options: Options, config: RunConfig, console: Console) -> Runner:
         ) from error
     device = replay_gpu.device_of(int(other("LOCAL_RANK") or 0))
 
-    def on_hang(hung: RunConfig, hang: Hang) -> None:
-        outcome = Outcome(replays=0, gathers=0, bad_words=0, first_bad=None, seconds=0.0, hang=hang)
-        _finish(options, hung, outcome, None, console, reports=True)
+    def on_hang(hung: RunConfig, outcome: Outcome) -> int:
+        return _finish(options, hung, outcome, None, console, reports=True)
 
     if config.world == "virtual":
         return replay_gpu.VirtualRunner(device, on_hang)

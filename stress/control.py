@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nvcomm.mailbox import NUM_SLOTS
 from stress.decode import SUM_KINDS, BadWord
+from stress.oracle import GATHERS_PER_REPLAY
 from stress.run import Outcome, Progress, ProtocolName, RunConfig, Runner
 
+PROTOCOL: ProtocolName = "late-copy"
 # A control stops at the first wrong word; these bound one that finds none.
 CONTROL_REPLAYS = 20_000
 CONTROL_SECONDS = 10.0
 CONTROL_TIMEOUT_S = 3.0
 CONTROL_ATTEMPTS = 4
-STALE_KINDS = {"stale", "reserved", "addend", *SUM_KINDS}
+STALE_KINDS = {"stale", "addend", *SUM_KINDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,37 +29,43 @@ class Control:
     """What the control did.
 
     Attributes:
-        protocol: what ran; anything but "late-copy" cannot fail and is there to test this harness.
         outcome: what it saw.
     """
 
-    protocol: ProtocolName
     outcome: Outcome
 
     @property
     def failed_as_it_must(self) -> bool:
         """Whether it saw a word that an earlier gather had sent, not just any damage.
 
-        One in a hundred of those words is a reserved one, which names no origin, and neither does a word of a sum or
-        one that was sent for a sum.
+        A word of a sum, or one that was sent for a sum, names no origin. Then it must not come too soon: no slot holds
+        an earlier word before its second use, so a sum that is wrong at once was formed or compared wrongly.
         """
         first = self.outcome.first_bad
-        return self.outcome.bad_words > 0 and first is not None and first.kind in STALE_KINDS
+        if self.outcome.bad_words == 0 or first is None or first.kind not in STALE_KINDS:
+            return False
+        return first.expected.replay * GATHERS_PER_REPLAY + first.expected.gather >= NUM_SLOTS
+
+    @property
+    def replays_to_fail(self) -> int:
+        """Replays until the first wrong word, its own included; 0 where there was none."""
+        first = self.outcome.first_bad
+        return 0 if first is None else first.expected.replay + 1
 
     @property
     def summary(self) -> str:
         """For people."""
         outcome = self.outcome
         if self.failed_as_it_must:
-            seen = f"{outcome.bad_words:,} wrong words in {outcome.gathers:,} collectives"
-            return f"{self.protocol} failed as it must: {seen} ({outcome.seconds:.1f} s)"
-        return f"{self.protocol} did NOT show a stale word in {outcome.gathers:,} collectives: nothing is proven"
+            seen = f"first in replay {self.replays_to_fail - 1:,}, {outcome.bad_words:,} wrong words"
+            return f"{PROTOCOL} failed as it must: {seen} ({outcome.seconds:.1f} s)"
+        return f"{PROTOCOL} did NOT show a stale word in {outcome.gathers:,} collectives: nothing is proven"
 
     def as_json(self) -> dict[str, object]:
         """A JSON object."""
         first: BadWord | None = self.outcome.first_bad
         return {
-            "protocol": self.protocol,
+            "protocol": PROTOCOL,
             "failed_as_it_must": self.failed_as_it_must,
             "replays": self.outcome.replays,
             "gathers": self.outcome.gathers,
@@ -66,15 +75,15 @@ class Control:
         }
 
 
-def run_control(runner: Runner, config: RunConfig, protocol: ProtocolName, progress: Progress) -> Control:
-    """Runs `protocol` where and as `config` will run, until the first wrong word.
+def run_control(runner: Runner, config: RunConfig, progress: Progress) -> Control:
+    """Runs `late-copy` where and as `config` will run, until the first wrong word.
 
     A wrong protocol may also lose words, and then hang before anything was compared, or its first wrong word may be one
     that a rank sent too early: it gets another try.
     """
     for attempt in range(CONTROL_ATTEMPTS):
         control = config.but(
-            protocol=protocol,
+            protocol=PROTOCOL,
             seed=(config.seed + attempt) % (1 << 64),
             replays=CONTROL_REPLAYS,
             duration_s=CONTROL_SECONDS,
@@ -82,7 +91,7 @@ def run_control(runner: Runner, config: RunConfig, protocol: ProtocolName, progr
             timeout_s=config.timeout_s if config.world == "peer" else min(config.timeout_s, CONTROL_TIMEOUT_S),
             stop_on_bad=True,
         )
-        result = Control(protocol, runner.run(control, progress))
+        result = Control(runner.run(control, progress))
         saw_nothing = result.outcome.hang is None and not result.outcome.bad_words
         if saw_nothing or result.failed_as_it_must:
             break

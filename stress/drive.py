@@ -49,11 +49,11 @@ class Driver:
         torch.cuda.synchronize()
         chunks_per_look = 1 if config.stop_on_bad else CHUNKS_PER_LOOK
         per_graph = self._plan.config.replays_per_graph
-        wanted = None if config.replays is None else -(-config.replays // per_graph)
+        wanted = -(-config.replay_limit // per_graph)
         started = time.monotonic()
         launches = chunks = 0
-        while wanted is None or launches < wanted:
-            count = CHUNK_LAUNCHES if wanted is None else min(CHUNK_LAUNCHES, wanted - launches)
+        while launches < wanted:
+            count = min(CHUNK_LAUNCHES, wanted - launches)
             for graph in self._plan.order(launches, count).tolist():
                 for launch in launchers[graph]:
                     launch()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from nvcomm.errors import PeerTimeoutError
-from stress.audit import compare_audits
+from stress.audit import audit_ranks
 from stress.decode import BadWord
 from stress.gpu_rank import GpuRank
 from stress.hang import Hang, Position, Wait
@@ -45,34 +45,48 @@ def collect_facts(comms: Sequence[Any], ranks: Sequence[GpuRank], hang_reason: s
     }
 
 
-def merge_facts(facts: Sequence[Facts], launched_replays: int | None, seconds: float) -> Outcome:
+def merge_facts(facts: Sequence[Facts], num_ranks: int, launched_replays: int | None, seconds: float) -> Outcome:
     """Puts the processes' facts together.
 
     Args:
         facts: of every process that answered.
+        num_ranks: world size.
         launched_replays: how many there should be, or None where the run did not get that far.
         seconds: of replays.
     """
-    replays = min((count for fact in facts for count in fact["replays"]), default=0)
+    replays = [count for fact in facts for count in fact["replays"]]
+    gathers = [count for fact in facts for count in fact["gathers"]]
     reasons = [fact["reason"] for fact in facts if fact["reason"]]
     hang = None
     if reasons:
         waits = tuple(Wait(**wait) for fact in facts for wait in fact["waits"])
         positions = tuple(Position(**position) for fact in facts for position in fact["positions"])
         hang = Hang(reasons[0], waits, positions)
-    audit = [] if hang else list(compare_audits([audit for fact in facts for audit in fact["audits"]]))
-    if launched_replays is not None and replays != launched_replays and not hang:
-        audit.append(f"launched {launched_replays} replays, but a rank's ledger counts {replays}")
+    mailboxes = [audit for fact in facts for audit in fact["audits"]]
+    audit = () if hang else tuple(audit_ranks(num_ranks, replays, gathers, mailboxes, launched_replays))
     return Outcome(
-        replays=replays,
-        gathers=min((count for fact in facts for count in fact["gathers"]), default=0),
+        replays=min(replays, default=0),
+        gathers=min(gathers, default=0),
         bad_words=sum(fact["bad_words"] for fact in facts),
         first_bad=min(
             (BadWord.from_json(first) for fact in facts for first in fact["firsts"]), key=BadWord.order, default=None
         ),
         seconds=seconds,
-        audit=tuple(audit),
+        audit=audit,
         stats=tuple(stats for fact in facts for stats in fact["stats"]),
+        hang=hang,
+    )
+
+
+def last_seen(ranks: Sequence[GpuRank], hang: Hang) -> Outcome:
+    """What is known of a run that stands still: the ledgers as of the last look."""
+    readings = [rank.reading() for rank in ranks]
+    return Outcome(
+        replays=min((reading.replay for reading in readings), default=0),
+        gathers=min((reading.gathers for reading in readings), default=0),
+        bad_words=sum(reading.bad_words for reading in readings),
+        first_bad=min((bad for rank in ranks if (bad := rank.first_bad())), key=BadWord.order, default=None),
+        seconds=0.0,
         hang=hang,
     )
 

@@ -56,4 +56,6 @@ def read(words: Sequence[int]) -> LedgerReading:
     if ledger[LOCK]:
         replay, gather, src_rank, index, seen = ledger[FIRST_REPLAY : FIRST_SEEN + 1]
         first = Mismatch(replay, gather, src_rank, index, seen, ledger[FIRST_WANTED])
-    return LedgerReading(ledger[0], ledger[GATHERS], ledger[BAD_WORDS], first)
+    # Counted modulo 2**32: a count that reads 0 behind a wrong word has gone round.
+    bad_words = ledger[BAD_WORDS] or (1 << 32 if first else 0)
+    return LedgerReading(ledger[0], ledger[GATHERS], bad_words, first)

@@ -21,6 +21,8 @@ from nvcomm.mailbox import EMPTY
 RANK_SHIFT = 29
 GATHER_SHIFT = 27
 REPLAY_MASK = (1 << GATHER_SHIFT) - 1
+# Of a run: beyond them words would repeat.
+MAX_REPLAYS = REPLAY_MASK + 1
 MAX_RANKS = 1 << (32 - RANK_SHIFT)
 GATHERS_PER_REPLAY = 3
 

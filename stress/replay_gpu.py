@@ -14,7 +14,7 @@ import nvcomm
 from nvcomm import group as groups
 from nvcomm.errors import GroupError, PeerTimeoutError, UnsupportedError, UsageError
 from stress.drive import Driver
-from stress.gpu_facts import Facts, collect_facts, find_positions, find_waits, merge_facts
+from stress.gpu_facts import Facts, collect_facts, find_positions, find_waits, last_seen, merge_facts
 from stress.gpu_rank import GpuRank
 from stress.hang import Hang
 from stress.plan import MAX_BYTES, SMALL_BYTES, Plan, PlanConfig, shape_for
@@ -29,7 +29,8 @@ CONTROL_SMALL = 24
 # Processes begin and end a run within so many seconds of each other: one may have waited out its timeout meanwhile.
 MEET_S = 60.0
 
-OnHang = Callable[[RunConfig, Hang], None]
+# Takes what is known then, writes the report, returns the exit code.
+OnHang = Callable[[RunConfig, Outcome], int]
 
 
 def plan_for(config: RunConfig) -> Plan:
@@ -48,6 +49,10 @@ class VirtualRunner:
     """
 
     reports = True
+
+    def agreed(self, config: RunConfig) -> RunConfig:
+        """See `Runner.agreed`: there is one process."""
+        return config
 
     def __init__(self, device: torch.device, on_hang: OnHang) -> None:
         self._device = device
@@ -82,6 +87,15 @@ class PeerRunner:
     def reports(self) -> bool:
         """Rank 0 prints."""
         return self._group.rank == 0
+
+    def agreed(self, config: RunConfig) -> RunConfig:
+        """See `Runner.agreed`: rank 0's, as each process draws a seed where none is given."""
+        asked = self._group.exchange("stress/config", dataclasses.asdict(config), MEET_S)
+        first: dict[str, Any] = asked[0]  # type: ignore[assignment]
+        odd = [rank for rank, other in enumerate(asked) if other != first | {"seed": other["seed"]}]  # type: ignore[index,call-overload]
+        if odd:
+            raise UsageError(f"ranks {odd} were started with other arguments than rank 0: give all of them the same.")
+        return RunConfig(**first)
 
     def run(self, config: RunConfig, progress: Progress) -> Outcome:
         """See `Runner.run`."""
@@ -169,7 +183,7 @@ def replay(
     launched, seconds, reason = None, 0.0, None
     with contextlib.ExitStack() as cleanup:
         limit_s = config.timeout_s + GRACE_S
-        with Watchdog(limit_s, explain, lambda hang: on_hang(config, hang)) as watchdog:
+        with Watchdog(limit_s, explain, lambda hang: on_hang(config, last_seen(ranks, hang))) as watchdog:
             for comm, stream in zip(comms, streams, strict=True):
                 ranks.append(_rank(config, comm, plan, stream))
                 cleanup.callback(ranks[-1].close)
@@ -182,7 +196,7 @@ def replay(
             except (PeerTimeoutError, GroupError) as error:  # GroupError: another process left
                 reason = str(error)
             facts = collect_facts(comms, ranks, reason)
-        return merge_facts(others.gather(facts), launched, seconds)
+        return merge_facts(others.gather(facts), config.ranks, launched, seconds)
 
 
 def _rank(config: RunConfig, comm: Any, plan: Plan, stream: torch.cuda.Stream) -> GpuRank:

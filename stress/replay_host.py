@@ -11,10 +11,11 @@ import tempfile
 import time
 from multiprocessing.context import ForkProcess
 from pathlib import Path
+from typing import Any
 
 from nvcomm.errors import NvcommError, UnsupportedError
 from stress import host_sums, worker
-from stress.audit import compare_audits
+from stress.audit import audit_ranks
 from stress.decode import BadWord, Origin, decode
 from stress.hang import Hang, Position, Wait
 from stress.page import Field, State, StatusPage
@@ -38,6 +39,10 @@ class HostRunner:
     """All ranks are processes of this host."""
 
     reports = True
+
+    def agreed(self, config: RunConfig) -> RunConfig:
+        """See `Runner.agreed`: the ranks are forked from one process."""
+        return config
 
     def run(self, config: RunConfig, progress: Progress) -> Outcome:
         """See `Runner.run`."""
@@ -137,7 +142,13 @@ def _outcome(config: RunConfig, plan: Plan, page: StatusPage, reason: str | None
     if any(state is not State.DONE for state in states) and not stopped_by_us:
         hang = _hang(page, reason, notes)
     lines = page.lines
-    facts = [json.loads(page.text(rank)) for rank in range(config.ranks)] if set(states) == {State.DONE} else []
+    facts: list[dict[str, Any]] = []
+    audit: tuple[str, ...] = ()
+    if set(states) == {State.DONE}:
+        facts = [json.loads(page.text(rank)) for rank in range(config.ranks)]
+        counts = lines[:, Field.REPLAY].tolist(), lines[:, Field.GATHERS].tolist()
+        launched = config.replays if config.duration_s is None else None
+        audit = tuple(audit_ranks(config.ranks, *counts, [fact["audit"] for fact in facts], launched))
     ends = [line[Field.ENDED_NS] or time.monotonic_ns() for line in lines]
     return Outcome(
         replays=int(lines[:, Field.REPLAY].min()),
@@ -145,7 +156,7 @@ def _outcome(config: RunConfig, plan: Plan, page: StatusPage, reason: str | None
         bad_words=int(lines[:, Field.BAD_WORDS].sum()),
         first_bad=_first_bad(plan, config.op, page),
         seconds=float(max(ends) - lines[:, Field.STARTED_NS].min()) / 1e9,
-        audit=tuple(compare_audits([fact["audit"] for fact in facts])),
+        audit=audit,
         stats=tuple(fact["stats"] for fact in facts),
         hang=hang,
     )

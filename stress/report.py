@@ -12,6 +12,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from nvcomm.errors import UsageError
 from stress.control import Control
 from stress.run import Outcome, RunConfig
 
@@ -39,13 +40,27 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """ "failed" as soon as anything was wrong; "proven" only behind a control that failed as it must."""
+        """ "failed" as soon as anything was wrong; "proven" only where there is no doubt."""
         outcome = self.outcome
-        if outcome.bad_words or outcome.hang or outcome.audit:
+        if outcome.bad_words or outcome.first_bad or outcome.hang or outcome.audit:
             return "failed"
-        if self.control is None or not self.control.failed_as_it_must or not outcome.gathers:
-            return "unproven"
-        return "proven"
+        return "unproven" if self.doubts else "proven"
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why a run in which nothing was wrong shows nothing."""
+        found, control = [], self.control
+        if self.config.protocol != "mailbox":
+            found.append(f"{self.config.protocol} is known to be wrong")
+        if not self.outcome.gathers:
+            found.append("nothing was compared")
+        if control is None:
+            found.append("no control ran")
+        elif not control.failed_as_it_must:
+            found.append("the control did not fail")
+        elif self.outcome.replays < control.replays_to_fail:
+            found.append(f"{self.outcome.replays} replays, and the control took {control.replays_to_fail} to fail")
+        return tuple(found)
 
     @property
     def transport(self) -> str:
@@ -67,6 +82,7 @@ class Report:
             "schema": SCHEMA,
             "verdict": self.verdict,
             "exit_code": self.exit_code,
+            "doubts": list(self.doubts) if self.verdict == "unproven" else [],
             "replays": outcome.replays,
             "gathers": outcome.gathers,
             "bad_words": outcome.bad_words,
@@ -81,9 +97,24 @@ class Report:
             "transport": self.transport,
             "protocol": config.protocol,
             "op": config.op,
+            "pdl": config.pdl,
             "stats": list(outcome.stats),
             "machine": self.machine,
         }
+
+
+def begin_json(target: str) -> None:
+    """Empties the file before a run: one that is broken off leaves no earlier verdict behind.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    if target == "-":
+        return
+    try:
+        Path(target).write_text("", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--json {target} cannot be written ({error.strerror}): choose another path.") from error
 
 
 def write_json(report: Report, target: str) -> None:
@@ -102,6 +133,8 @@ def show(report: Report, console: Console) -> None:
     table = Table(title="nvcomm stress", show_header=False)
     per_gather = outcome.seconds / outcome.gathers * 1e6 if outcome.gathers else 0.0
     table.add_row("verdict", report.verdict.upper())
+    if report.verdict == "unproven":
+        table.add_row("why", "; ".join(report.doubts))
     table.add_row("world", f"{config.world}, {config.ranks} ranks, transport {report.transport}")
     table.add_row("protocol", f"{config.protocol}, {config.op}")
     table.add_row("replays", f"{outcome.replays:,}")
@@ -122,4 +155,4 @@ def show(report: Report, console: Console) -> None:
 
 
 def _audit_summary(outcome: Outcome) -> str:
-    return "not reached" if outcome.hang else "every word empty, all ranks at one slot and generation"
+    return "not reached" if outcome.hang else "every word empty, every rank where its collectives end"

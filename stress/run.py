@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from nvcomm.mailbox import GENERATION_MASK
+from stress import oracle
 from stress.decode import BadWord
 from stress.hang import Hang
 from stress.sum_oracle import WAYS
@@ -34,7 +35,7 @@ class RunConfig:
         op: the collective, one of `OPS`.
         ranks: world size.
         seed: everything random follows from it.
-        replays: how many, or None: until `duration_s` is over. Rounded up to whole graphs.
+        replays: how many, or None: until `duration_s` is over, or `oracle.MAX_REPLAYS`. Rounded up to whole graphs.
         duration_s: at most so many seconds of replays, or None.
         timeout_s: bound of a rank's wait for another.
         pdl: how GPU kernels follow each other; see `nvcomm.Communicator`. Unused in the host world.
@@ -53,6 +54,11 @@ class RunConfig:
     pdl: str = "safe"
     stop_on_bad: bool = False
 
+    @property
+    def replay_limit(self) -> int:
+        """Replays after which the run ends in any case."""
+        return oracle.MAX_REPLAYS if self.replays is None else self.replays
+
     def but(self, **changes: object) -> RunConfig:
         """The same run with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
@@ -68,8 +74,7 @@ class Outcome:
         bad_words: words, over all ranks, that were not what they had to be.
         first_bad: the one of the earliest replay.
         seconds: replays only, without set-up.
-        audit: what the mailboxes held after the run that they should not; empty: all words EMPTY, all ranks at one
-            slot and generation.
+        audit: what ranks' counts and mailboxes should not have said after the run, see `audit.py`.
         stats: for each rank what its communicator counted.
         hang: set when the run did not end.
         transport: what "auto" turned out to be.
@@ -101,6 +106,14 @@ class Progress:
 
 class Runner(Protocol):
     """Runs in one world. Built once, used for the control and for the run."""
+
+    def agreed(self, config: RunConfig) -> RunConfig:
+        """The same config in every process of the world.
+
+        Raises:
+            UsageError: they were started for different runs.
+        """
+        ...
 
     def run(self, config: RunConfig, progress: Progress) -> Outcome:
         """Replays.

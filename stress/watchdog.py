@@ -17,14 +17,14 @@ EXIT_HANG = 124
 
 
 class Watchdog:
-    """Calls `on_hang` and ends the process with 124 when `beat` was not called for `limit_s`.
+    """Calls `on_hang` and ends the process when `beat` was not called for `limit_s`.
 
     The main thread may be stuck inside a driver call, so nothing but ending the process is left to do then.
 
     Args:
         limit_s: seconds without a beat.
         explain: (reason) -> everything that can be found out without the main thread.
-        on_hang: writes the report.
+        on_hang: writes the report; returns the exit code.
         end: ends the process (a stand-in in tests).
     """
 
@@ -32,7 +32,7 @@ class Watchdog:
         self,
         limit_s: float,
         explain: Callable[[str], Hang],
-        on_hang: Callable[[Hang], None],
+        on_hang: Callable[[Hang], int],
         end: Callable[[int], None] = os._exit,
     ) -> None:
         self._limit_s = limit_s
@@ -60,8 +60,9 @@ class Watchdog:
         while not self._over.wait(min(0.5, self._limit_s / 10)):
             silence = time.monotonic() - self._last
             if silence > self._limit_s:
+                code = EXIT_HANG
                 try:
-                    self._on_hang(self._explain(f"no progress for {silence:.1f} s"))
+                    code = self._on_hang(self._explain(f"no progress for {silence:.1f} s"))
                 finally:
-                    self._end(EXIT_HANG)
+                    self._end(code)
                 return

@@ -117,13 +117,13 @@ class HostRank:
         as x86-64 keeps stores in order.
         """
         line, stop_line = self._line, self._stop_line
-        wanted = self._config.replays
+        wanted = self._config.replay_limit
         deadline = self._config.duration_s
         line[Field.STATE] = State.RUNNING
         started = time.monotonic_ns()
         line[Field.STARTED_NS] = started
         replay = 0
-        while wanted is None or replay < wanted:
+        while replay < wanted:
             if replay % ORDER_CHUNK == 0:
                 order = self._plan.order(replay, ORDER_CHUNK)
             if self._engine.rank == 0 and deadline is not None and time.monotonic_ns() - started > deadline * 1e9:

@@ -43,7 +43,7 @@ def test_right_sums_pass(seed, op, transport, pdl):
 )
 def test_the_known_bad_protocol_fails_by_itself(seed, op, kinds):
     outcome = run(seed, op, protocol="late-copy", stop_on_bad=True, replays=2000, timeout_s=2.0)
-    assert Control("late-copy", outcome).failed_as_it_must
+    assert Control(outcome).failed_as_it_must
     assert kinds is None or outcome.first_bad.kind in kinds
     assert outcome.first_bad.expected_word != outcome.first_bad.seen_word
 

@@ -12,16 +12,18 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cutlass")
 
-from nvcomm.errors import GroupError
+from nvcomm.errors import GroupError, UsageError
 from nvcomm.group import local_groups
-from stress import replay_gpu
+from stress import replay_gpu, report
 from stress.decode import BadWord, Origin
-from stress.gpu_facts import merge_facts
-from stress.hang import Position, Wait
+from stress.gpu_facts import last_seen, merge_facts
+from stress.hang import Hang, Position, Wait
+from stress.ledger import LedgerReading
+from stress.run import FIRST_GENERATION, RunConfig
 
 
 def facts(**changes) -> dict:
-    clean = {"slot": 0, "generation": 24, "dirty_words": 0}
+    clean = {"slot": 0, "generation": FIRST_GENERATION + 24, "dirty_words": 0}
     usual = {
         **{"replays": [8], "gathers": [24], "bad_words": 0, "firsts": [], "reason": None},
         **{"waits": [], "positions": [], "audits": [clean], "stats": [{"calls": 24}]},
@@ -30,7 +32,7 @@ def facts(**changes) -> dict:
 
 
 def test_all_went_well():
-    outcome = merge_facts([facts(), facts()], 8, 1.5)
+    outcome = merge_facts([facts(), facts()], 2, 8, 1.5)
     assert (outcome.replays, outcome.gathers, outcome.bad_words, outcome.seconds) == (8, 24, 0, 1.5)
     assert (outcome.audit, outcome.hang, outcome.first_bad) == ((), None, None)
     assert outcome.stats == ({"calls": 24}, {"calls": 24})
@@ -41,23 +43,29 @@ def test_the_earliest_stale_word_is_shown():
         return BadWord(rank, Origin(0, 0, replay, 0), 1, 2, kind, None).as_json()
 
     outcome = merge_facts(
-        [facts(bad_words=2, firsts=[bad(0, 3, "early")]), facts(bad_words=5, firsts=[bad(1, 6, "stale")])], 8, 1.0
+        [facts(bad_words=2, firsts=[bad(0, 3, "early")]), facts(bad_words=5, firsts=[bad(1, 6, "stale")])], 2, 8, 1.0
     )
     assert outcome.bad_words == 7
     assert outcome.first_bad.dst_rank == 1
 
 
 def test_a_rank_that_counts_fewer_replays_fails_the_audit():
-    outcome = merge_facts([facts(), facts(replays=[7])], 8, 1.0)
-    assert outcome.audit == ("launched 8 replays, but a rank's ledger counts 7",)
+    outcome = merge_facts([facts(), facts(replays=[7])], 2, 8, 1.0)
+    assert outcome.audit == ("launched 8 replays, but rank 1 counts 7",)
     unequal = facts(audits=[{"slot": 1, "generation": 25, "dirty_words": 0}])
-    assert len(merge_facts([facts(), unequal], 8, 1.0).audit) == 2
+    assert len(merge_facts([facts(), unequal], 2, 8, 1.0).audit) == 2
+
+
+def test_a_rank_whose_facts_are_missing_fails_the_audit():
+    assert len(merge_facts([facts()], 2, 8, 1.0).audit) == 3
 
 
 def test_a_hang_keeps_every_rank_that_waited():
     wait = dataclasses.asdict(Wait(0, 1, 7, 1, 0, 1.0, 1))
     position = dataclasses.asdict(Position(1, 3, 0))
-    outcome = merge_facts([facts(reason="stuck", waits=[wait]), facts(reason="late", positions=[position])], None, 0.0)
+    outcome = merge_facts(
+        [facts(reason="stuck", waits=[wait]), facts(reason="late", positions=[position])], 2, None, 0.0
+    )
     assert outcome.hang.reason == "stuck"
     assert outcome.hang.root_ranks == (1,)
     assert outcome.hang.positions == (Position(1, 3, 0),)
@@ -104,6 +112,47 @@ def test_a_process_that_is_gone_makes_it_a_hang(monkeypatch):
     groups = local_groups(2)
     others, _ = together(*[lambda group=group: replay_gpu.Others(group, "run1", 1.0) for group in groups])
     monkeypatch.setattr(replay_gpu, "MEET_S", 0.3)
-    outcome = merge_facts(others.gather(facts()), 8, 1.0)
+    outcome = merge_facts(others.gather(facts()), 2, 8, 1.0)
     assert outcome.hang is not None
     assert "rank 1" in outcome.hang.reason
+
+
+def test_a_run_that_stands_still_keeps_the_wrong_words_of_the_last_look():
+    bad = BadWord(1, Origin(0, 0, 9, 0), 1, 2, "stale", None)
+
+    class Rank:
+        def __init__(self, reading: LedgerReading, bad: BadWord | None) -> None:
+            self.reading, self.first_bad = (lambda: reading), (lambda: bad)
+
+    ranks = [Rank(LedgerReading(12, 36, 0, None), None), Rank(LedgerReading(11, 33, 4, None), bad)]
+    outcome = last_seen(ranks, Hang("stuck"))
+    assert (outcome.replays, outcome.gathers, outcome.bad_words, outcome.first_bad) == (11, 33, 4, bad)
+    assert report.Report(CONFIG, outcome, None, {}).exit_code == report.EXIT_BAD
+
+
+CONFIG = RunConfig("peer", "auto", "mailbox", "all_gather", 2, 1, 10, None, 1.0)
+
+
+def agreed(monkeypatch, *configs: RunConfig):
+    """What each process makes of the config it was started with."""
+    waiting = iter(local_groups(2))
+    monkeypatch.setattr(replay_gpu.groups, "from_environment", lambda: next(waiting))
+    runners = [replay_gpu.PeerRunner("cuda", print) for _ in configs]
+
+    def ask(runner, config):
+        try:
+            return runner.agreed(config)
+        except UsageError as error:
+            return error
+
+    return together(*[lambda pair=pair: ask(*pair) for pair in zip(runners, configs, strict=True)])
+
+
+def test_processes_that_drew_seeds_of_their_own_take_rank_0s(monkeypatch):
+    assert agreed(monkeypatch, CONFIG, CONFIG.but(seed=2)) == [CONFIG, CONFIG]
+
+
+def test_processes_that_were_started_for_different_runs_say_so(monkeypatch):
+    errors = agreed(monkeypatch, CONFIG, CONFIG.but(op="mixed"))
+    assert [str(error) for error in errors] == [str(errors[0])] * 2
+    assert "ranks [1] were started with other arguments" in str(errors[0])

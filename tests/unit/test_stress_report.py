@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verdicts, exit codes, the report of a hang, the audit, the watchdog and the ledger: without running anything."""
+"""Verdicts, exit codes, the report of a hang, the control, the watchdog and the ledger: without running anything."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from nvcomm.errors import PeerTimeoutError
-from stress import ledger, report
-from stress.audit import compare_audits
+from nvcomm.errors import PeerTimeoutError, UsageError
+from stress import ledger, oracle, report
 from stress.cli import parse
 from stress.control import CONTROL_ATTEMPTS, Control, run_control
 from stress.decode import BadWord, Origin
@@ -26,7 +25,7 @@ STALE = BadWord(1, Origin(0, 1, 9, 5), 0x11111111, 0x22222222, "stale", Origin(2
 FILLED = BadWord(1, Origin(0, 1, 9, 5), 0x11111111, 0xFFFFFFFF, "filled", None)
 GOOD = Outcome(replays=10, gathers=30, bad_words=0, first_bad=None, seconds=1.0)
 WRONG = Outcome(replays=10, gathers=30, bad_words=4, first_bad=STALE, seconds=1.0)
-CONTROL = Control("late-copy", WRONG)
+CONTROL = Control(WRONG)
 WAIT = Wait(0, 2, 7, 1, 0, 1.5, 2)
 
 
@@ -39,9 +38,10 @@ def outcome(**changes) -> Outcome:
     [
         (GOOD, CONTROL, "proven", 0),
         (GOOD, None, "unproven", 3),
-        (GOOD, Control("mailbox", GOOD), "unproven", 3),
-        (GOOD, Control("late-copy", outcome(bad_words=3, first_bad=FILLED)), "unproven", 3),
+        (GOOD, Control(GOOD), "unproven", 3),
+        (GOOD, Control(outcome(bad_words=3, first_bad=FILLED)), "unproven", 3),
         (outcome(replays=0, gathers=0), CONTROL, "unproven", 3),
+        (outcome(first_bad=STALE), CONTROL, "failed", 1),  # the count went round
         (WRONG, CONTROL, "failed", 1),
         (outcome(audit=("3 words are not EMPTY",)), CONTROL, "failed", 1),
         (outcome(hang=Hang("stuck", (WAIT,))), CONTROL, "failed", 124),
@@ -53,6 +53,31 @@ def test_verdict_and_exit_code(seen, control, verdict, code):
     result = report.Report(CONFIG, seen, control, {})
     assert (result.verdict, result.exit_code) == (verdict, code)
     assert json.loads(json.dumps(result.as_json(), allow_nan=False))["verdict"] == verdict
+
+
+def test_a_run_of_fewer_replays_than_the_control_took_proves_nothing():
+    assert CONTROL.replays_to_fail == 10
+    for replays, verdict in ((9, "unproven"), (10, "proven")):
+        result = report.Report(CONFIG, outcome(replays=replays), CONTROL, {})
+        assert result.verdict == verdict
+    text = io.StringIO()
+    report.show(report.Report(CONFIG, outcome(replays=9), CONTROL, {}), Console(file=text, width=200))
+    assert "9 replays, and the control took 10 to fail" in text.getvalue()
+
+
+def test_the_known_bad_protocol_is_never_proven():
+    result = report.Report(CONFIG.but(protocol="late-copy"), GOOD, CONTROL, {})
+    assert (result.verdict, result.as_json()["doubts"]) == ("unproven", ["late-copy is known to be wrong"])
+
+
+def test_a_run_that_is_broken_off_leaves_no_earlier_verdict(tmp_path):
+    target = tmp_path / "out.json"
+    report.write_json(report.Report(CONFIG, GOOD, CONTROL, {}), str(target))
+    assert json.loads(target.read_text())["verdict"] == "proven"
+    report.begin_json(str(target))
+    assert target.read_text() == ""
+    with pytest.raises(UsageError, match="cannot be written"):
+        report.begin_json(str(tmp_path))
 
 
 def test_the_table_names_the_first_wrong_word_and_who_waits_for_whom():
@@ -78,20 +103,13 @@ def test_the_root_of_a_hang_is_whoever_waits_for_nobody():
     assert Wait.of(error) == Wait(4, 2, 9, 1, 6, 0.5, 7)
 
 
-def test_an_audit_names_what_differs():
-    clean = {"slot": 1, "generation": 30, "dirty_words": 0}
-    assert list(compare_audits([clean, clean])) == []
-    problems = list(compare_audits([clean, clean | {"generation": 31, "dirty_words": 2}]))
-    assert problems == [
-        "2 words in the mailbox of rank 1 are not EMPTY",
-        "ranks ended at different generations: [30, 31]",
-    ]
-
-
 class ScriptedRunner:
     """Gives one prepared outcome after the other."""
 
     reports = True
+
+    def agreed(self, config: RunConfig) -> RunConfig:
+        return config
 
     def __init__(self, *outcomes: Outcome) -> None:
         self.outcomes = list(outcomes)
@@ -107,7 +125,7 @@ class ScriptedRunner:
 
 def test_a_control_that_hangs_before_it_shows_anything_gets_another_try():
     runner = ScriptedRunner(outcome(gathers=0, hang=Hang("stuck")), WRONG)
-    control = run_control(runner, CONFIG, "late-copy", Progress())
+    control = run_control(runner, CONFIG, Progress())
     assert control.failed_as_it_must
     assert [one.protocol for one in runner.asked] == ["late-copy", "late-copy"]
     assert runner.asked[0].seed != runner.asked[1].seed
@@ -117,24 +135,31 @@ def test_a_control_that_hangs_before_it_shows_anything_gets_another_try():
 def test_a_control_that_saw_only_damage_without_an_origin_gets_another_try():
     damaged = outcome(bad_words=5, first_bad=replace(WRONG.first_bad, kind="unknown", seen=None))
     runner = ScriptedRunner(damaged, WRONG)
-    assert run_control(runner, CONFIG, "late-copy", Progress()).failed_as_it_must
-    assert not run_control(
-        ScriptedRunner(*[damaged] * CONTROL_ATTEMPTS), CONFIG, "late-copy", Progress()
-    ).failed_as_it_must
+    assert run_control(runner, CONFIG, Progress()).failed_as_it_must
+    assert not run_control(ScriptedRunner(*[damaged] * CONTROL_ATTEMPTS), CONFIG, Progress()).failed_as_it_must
 
 
-def test_a_control_of_a_mixed_run_fails_as_it_must_on_a_word_that_was_sent_for_a_sum():
-    first = replace(WRONG.first_bad, kind="addend", seen=None)
-    assert Control("late-copy", outcome(bad_words=5, first_bad=first)).failed_as_it_must
+@pytest.mark.parametrize("kind", ["addend", "sum", "streams", "norm"])
+def test_a_control_of_sums_fails_as_it_must_once_a_word_can_be_stale(kind):
+    """Before its second use no slot holds an earlier word: a sum wrong by then was formed or compared wrongly."""
+    for replay, gather, as_it_must in ((0, 0, False), (0, 1, False), (0, 2, True), (1, 0, True)):
+        first = replace(STALE, kind=kind, seen=None, expected=Origin(0, gather, replay, 5))
+        assert Control(outcome(bad_words=5, first_bad=first)).failed_as_it_must == as_it_must
+
+
+@pytest.mark.parametrize("kind", ["reserved", "filled", "unknown", "early", "misplaced"])
+def test_other_damage_is_no_proof_that_stale_words_are_seen(kind):
+    assert not Control(outcome(bad_words=5, first_bad=replace(STALE, kind=kind))).failed_as_it_must
 
 
 def test_a_control_that_ends_well_is_not_tried_until_it_fails():
     runner = ScriptedRunner(GOOD, WRONG)
-    assert not run_control(runner, CONFIG, "late-copy", Progress()).failed_as_it_must
+    assert not run_control(runner, CONFIG, Progress()).failed_as_it_must
     assert len(runner.asked) == 1
 
 
-def test_the_watchdog_reports_and_ends_a_silent_run():
+@pytest.mark.parametrize("code", [124, 1])
+def test_the_watchdog_reports_and_ends_a_silent_run(code):
     ended = threading.Event()
     seen = []
 
@@ -142,16 +167,36 @@ def test_the_watchdog_reports_and_ends_a_silent_run():
         seen.append(code)
         ended.set()
 
-    with Watchdog(0.2, lambda reason: Hang(reason, (WAIT,)), seen.append, end):
+    def tell(hang: Hang) -> int:
+        seen.append(hang)
+        return code
+
+    with Watchdog(0.2, lambda reason: Hang(reason, (WAIT,)), tell, end):
         assert ended.wait(5)
-    hang, code = seen
-    assert code == 124
-    assert hang.reason.startswith("no progress for")
+    assert seen[0].reason.startswith("no progress for")
+    assert seen[1] == code
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_watchdog_that_cannot_report_ends_with_124():
+    ended = threading.Event()
+    codes = []
+
+    def end(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    def explain(reason: str) -> Hang:
+        raise ValueError("cannot say")
+
+    with Watchdog(0.2, explain, lambda hang: 1, end):
+        assert ended.wait(5)
+    assert codes == [124]
 
 
 def test_the_watchdog_leaves_a_beating_run_alone():
     ended = threading.Event()
-    with Watchdog(0.4, Hang, lambda hang: None, lambda code: ended.set()) as watchdog:
+    with Watchdog(0.4, Hang, lambda hang: 124, lambda code: ended.set()) as watchdog:
         for _ in range(20):
             watchdog.beat()
             assert not ended.wait(0.05)
@@ -164,21 +209,41 @@ def test_a_ledger_reads_as_it_was_written():
     words[ledger.BAD_WORDS], words[ledger.LOCK] = 7, 1
     words[ledger.FIRST_REPLAY : ledger.FIRST_SEEN + 1] = [900, 2, 3, 44, -5]
     assert ledger.read(words).first == ledger.Mismatch(900, 2, 3, 44, 0xFFFFFFFB)
+    assert ledger.read(words).bad_words == 7
+
+
+def test_a_count_of_wrong_words_that_went_round_is_not_none():
+    words = [0] * ledger.LEDGER_WORDS
+    words[ledger.LOCK] = 1
+    assert ledger.read(words).bad_words == 1 << 32
+
+
+def test_a_run_ends_before_words_repeat():
+    assert CONFIG.replay_limit == 10
+    assert CONFIG.but(replays=None, duration_s=1e6).replay_limit == 1 << 27
 
 
 def test_defaults_of_the_command_line():
     options = parse([])
     assert (options.world, options.transport, options.protocol) == ("auto", "auto", "mailbox")
-    assert options.control == "late-copy"
+    assert options.control
     assert options.replays is None
     assert options.duration_s == 45.0
     assert parse(["--replays", "5"]).duration_s is None
-    assert parse(["--protocol", "late-copy"]).control is None
+    assert not parse(["--protocol", "late-copy"]).control
+    assert not parse(["--control", "none"]).control
     assert parse(["--seed", "0x10"]).seed == 16
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--transport", "multicast", "--world", "virtual"], ["--timeout", "0"], ["--op", "x"]]
+    "arguments",
+    [
+        ["--transport", "multicast", "--world", "virtual"],
+        ["--timeout", "0"],
+        ["--op", "x"],
+        ["--control", "mailbox"],  # a protocol that holds would show nothing
+        ["--replays", str(oracle.MAX_REPLAYS + 1)],  # words would repeat
+    ],
 )
 def test_bad_arguments_end_with_2(arguments):
     with pytest.raises(SystemExit) as ended:
