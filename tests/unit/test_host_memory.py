@@ -8,6 +8,7 @@ import errno
 import fcntl
 import functools
 import gc
+import mmap
 import os
 import socket
 import struct
@@ -15,12 +16,11 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from nvcomm.errors import CapabilityError, GroupError, UnsupportedError
 from nvcomm.group import local_groups
-from nvcomm.memory import Memory, host
+from nvcomm.memory import Memory, handover, host, sealed
 from nvcomm.memory.host import connect, local_memories
 from tests.threads import together
 
@@ -139,21 +139,19 @@ def test_each_call_that_fails_once_fails_all_ranks_alike_and_leaks_nothing(monke
             return Socket(self.family, self.type, self.proto, fileno=fd), address
 
     if call in {"memfd_create", "ftruncate", "posix_fallocate", "fstat"}:
-        monkeypatch.setattr(host.os, call, guard(getattr(os, call)))
+        monkeypatch.setattr(os, call, guard(getattr(os, call)))
     elif call in {"add_seals", "get_seals"}:
-        monkeypatch.setattr(host, "fcntl", Fcntl())
+        monkeypatch.setattr(sealed, "fcntl", Fcntl())
     elif call == "mmap":
-        monkeypatch.setattr(host.mmap, "mmap", guard(host.mmap.mmap))
+        monkeypatch.setattr(mmap, "mmap", guard(mmap.mmap))
     elif call in {"send_fds", "recv_fds"}:
-        monkeypatch.setattr(host.socket, call, guard(getattr(socket, call)))
+        monkeypatch.setattr(socket, call, guard(getattr(socket, call)))
     elif call == "no_descriptor":
-        monkeypatch.setattr(
-            host.socket, "recv_fds", guard(socket.recv_fds, lambda *_: (b"nvcomm mailbox", [], 0, None))
-        )
+        monkeypatch.setattr(socket, "recv_fds", guard(socket.recv_fds, lambda *_: (b"nvcomm mailbox", [], 0, None)))
     else:
         original = getattr(Socket, call)
         setattr(Socket, call, lambda self, *args: guard(original)(self, *args))
-        monkeypatch.setattr(host.socket, "socket", Socket)
+        monkeypatch.setattr(socket, "socket", Socket)
 
     def work(group):
         main.broken = group.rank == broken_rank
@@ -185,14 +183,14 @@ def test_a_rank_that_never_comes_is_named():
 
 
 def test_a_rank_that_stops_after_it_was_heard_does_not_hold_the_others(monkeypatch):
-    original = host._hand_over
+    original = handover.hand_over
 
     def hand_over(rank, *args):
         if rank == 1:
             raise SystemExit  # ends this thread; nobody hears of it
-        original(rank, *args)
+        return original(rank, *args)
 
-    monkeypatch.setattr(host, "_hand_over", hand_over)
+    monkeypatch.setattr(handover, "hand_over", hand_over)
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
 
     def work(group):
@@ -214,7 +212,7 @@ def test_memory_that_can_shrink_or_has_another_size_is_refused(monkeypatch):
         os.ftruncate(fd, size_bytes)
         return fd
 
-    monkeypatch.setattr(host, "_sealed_memfd", unsealed)
+    monkeypatch.setattr(sealed, "sealed_memfd", unsealed)
     assert all("seals" in str(error) for error in on_ranks(2, build))
     monkeypatch.undo()
     results = on_ranks(2, lambda group: build(group, LONG_S, SIZE << group.rank))
@@ -223,7 +221,7 @@ def test_memory_that_can_shrink_or_has_another_size_is_refused(monkeypatch):
 
 def test_the_memory_is_sealed():
     with contextlib.ExitStack() as descriptors:
-        fd = host._sealed_memfd(SIZE, descriptors)
+        fd = sealed.sealed_memfd(SIZE, descriptors)
         for size in (0, 2 * SIZE):
             with pytest.raises(PermissionError):
                 os.ftruncate(fd, size)
@@ -237,14 +235,14 @@ class TestStrangers:
 
     def serve(self, visit, limit_s=LONG_S):
         with contextlib.ExitStack() as descriptors:
-            fd = host._sealed_memfd(SIZE, descriptors)
-            listener, answer = host._listen(2, descriptors)
+            fd = sealed.sealed_memfd(SIZE, descriptors)
+            listener, answer = handover.listen(2, descriptors)
             result = []
 
             def work():
                 try:
-                    host._serve(listener, bytes.fromhex(answer["token"]), {1}, fd, time.monotonic() + limit_s)
-                except host._HandoverError as error:
+                    handover._serve(listener, bytes.fromhex(answer["token"]), {1}, fd, time.monotonic() + limit_s)
+                except handover.HandoverError as error:
                     result.append(error)
 
             thread = threading.Thread(target=work)
@@ -292,7 +290,7 @@ class TestStrangers:
         assert self.serve(visit) == []
 
     def test_another_user_is_refused_whatever_it_knows(self, monkeypatch):
-        monkeypatch.setattr(host.os, "geteuid", lambda: os.getuid() + 1)
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
 
         def visit(answer):
             with self.visitor(answer) as stranger:
@@ -302,26 +300,26 @@ class TestStrangers:
         assert "rank 1 did not ask in time" in str(self.serve(visit, 5.0)[0])
 
     def test_a_listener_of_another_user_is_told_no_token(self, monkeypatch):
-        monkeypatch.setattr(host.os, "geteuid", lambda: os.getuid() + 1)
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
         results = on_ranks(2, build)
         assert all(isinstance(error, CapabilityError) and "belongs to user" in str(error) for error in results)
 
 
 def test_platforms_without_memfd_are_refused(monkeypatch):
-    monkeypatch.delattr(host.os, "memfd_create")
+    monkeypatch.delattr(os, "memfd_create")
     with pytest.raises(UnsupportedError, match="memfd_create"):
         build(local_groups(1)[0])
 
 
 def test_arming_happens_before_anybody_else_has_the_memory(monkeypatch):
     seen = []
-    original = host._hand_over
+    original = handover.hand_over
 
-    def hand_over(rank, answers, listener, fd, size_bytes, maps, deadline, descriptors):
-        seen.append(np.frombuffer(maps[rank], np.uint32)[0])
-        original(rank, answers, listener, fd, size_bytes, maps, deadline, descriptors)
+    def hand_over(rank, answers, listener, fd, *args):
+        seen.append(int.from_bytes(os.pread(fd, 4, 0), "little"))
+        return original(rank, answers, listener, fd, *args)
 
-    monkeypatch.setattr(host, "_hand_over", hand_over)
+    monkeypatch.setattr(handover, "hand_over", hand_over)
     for memory in on_ranks(2, build):
         memory.close()
     assert seen == [WORD, WORD]
