@@ -11,31 +11,20 @@ once the kernel is loaded: capture it on any stream after `preload`.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import logging
-import os
-import platform
-import sys
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from nvcomm import topology
 from nvcomm.cubin import Usage, disassemble, resource_usage
 from nvcomm.env import other, settings
-from nvcomm.errors import CudaError, UnsupportedError, UsageError
+from nvcomm.errors import CudaError, UnsupportedError
 from nvcomm.kernel_cache import KernelCache
+from nvcomm.kernel_compiler import compile_for, export, link
+from nvcomm.kernel_key import describe_request, is_number, names
 from nvcomm.preload import load_functions_of, resident_ctas_of
-from nvcomm.source_digest import source_digest
-
-# The name of the function in every object: objects are linked apart from each other.
-ENTRY = "nvcomm_kernel"
-# The driver version in the key of an entry that was compiled without a driver (`nvcomm compile`).
-AHEAD_OF_TIME = "none"
 
 log = logging.getLogger("nvcomm.jit")
 
@@ -116,7 +105,7 @@ def compile_kernel(kernel: Any, *fake_args: Any, key: tuple[Any, ...]) -> Compil
         UnsupportedError: no architecture to compile for.
     """
     arch = target_arch()
-    text = _describe_request(kernel, fake_args, key, arch)
+    text = describe_request(kernel, fake_args, key, arch)
     with _LOCK:
         compiled = _COMPILED.get(text)
         if compiled is None:
@@ -163,13 +152,13 @@ def artifacts(kernel: Any, *fake_args: Any, arch: str | None = None) -> Artifact
     """Compiles `kernel` for `arch` (default `target_arch()`), past every cache, and returns PTX and cubin."""
     arch = arch or target_arch()
     with _LOCK:
-        compiled = _compile(kernel, fake_args, arch, keep=True)
+        compiled = compile_for(arch, kernel, fake_args, keep=True)
     return Artifacts(arch, compiled.__ptx__, compiled.__cubin__, resource_usage(compiled.__cubin__))
 
 
 def cache_names(kernel: Any, *fake_args: Any, key: tuple[Any, ...], arch: str) -> tuple[str, ...]:
     """The names that an entry for this kernel may have, first choice first (see docs/jit.md, "The cache")."""
-    return _names(_describe_request(kernel, fake_args, key, arch))
+    return names(describe_request(kernel, fake_args, key, arch))
 
 
 # One process has one set of loaded kernels: CUDA never unloads what a captured graph may still launch.
@@ -180,133 +169,27 @@ _LOCK = threading.RLock()
 
 def _from_disk_or_compiler(kernel: Any, fake_args: tuple[Any, ...], arch: str, text: str) -> tuple[str, Any]:
     cache = KernelCache(settings().cache_dir)
-    names = _names(text)
+    entries = names(text)
     dumps = sorted(settings().dump)
-    for name in names:
+    for name in entries:
         if all(cache.exists(f"{name}.{kind}") for kind in dumps) and (body := cache.load(f"{name}.o")) is not None:
             log.debug("%s: from %s", name, cache.path)
-            return name, _link(body)
+            return name, link(body)
     log.info("%s: compiling for %s", type(kernel).__qualname__, arch)
-    compiled = _compile(kernel, fake_args, arch, keep=bool(dumps))
-    body = _export(compiled)
-    cache.store(f"{names[0]}.o", body)
+    compiled = compile_for(arch, kernel, fake_args, keep=bool(dumps))
+    body = export(compiled)
+    cache.store(f"{entries[0]}.o", body)
     for kind in dumps:
-        cache.write_text(f"{names[0]}.{kind}", compiled.__ptx__ if kind == "ptx" else disassemble(compiled.__cubin__))
+        cache.write_text(f"{entries[0]}.{kind}", compiled.__ptx__ if kind == "ptx" else disassemble(compiled.__cubin__))
     # The object is linked again rather than run as compiled: one path, whether it comes from the disk or not.
-    return names[0], _link(body)
-
-
-def _compile(kernel: Any, fake_args: tuple[Any, ...], arch: str, *, keep: bool) -> Any:
-    import cutlass.cute as cute
-
-    with tempfile.TemporaryDirectory(prefix="nvcomm-compile-") as folder:
-        options = f"--enable-tvm-ffi --gpu-arch {arch}"
-        if keep:
-            options += f" --keep-ptx --keep-cubin --dump-dir {folder}"
-        with _no_arguments():
-            return cute.compile(kernel, *fake_args, options=options)
-
-
-@contextlib.contextmanager
-def _no_arguments() -> Iterator[None]:
-    """The DSL looks for `-diagnostic` on the program's command line, and takes a `-d` of the program for it."""
-    arguments = sys.argv
-    sys.argv = arguments[:1]
-    try:
-        yield
-    finally:
-        sys.argv = arguments
-
-
-def _export(compiled: Any) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="nvcomm-compile-") as folder:
-        path = f"{folder}/kernel.o"
-        compiled.export_to_c(path, function_name=ENTRY)
-        with open(path, "rb") as file:  # noqa: PTH123
-            return file.read()
-
-
-def _link(body: bytes) -> Callable[..., Any]:
-    """Links an object into this process. It goes through an anonymous file: what was checked is what is linked."""
-    from cutlass.cute.runtime import load_module
-
-    memory = os.memfd_create("nvcomm-kernel", os.MFD_CLOEXEC)
-    with os.fdopen(memory, "wb") as file:
-        file.write(body)
-        file.flush()
-        function: Callable[..., Any] = load_module(f"/proc/self/fd/{memory}", enable_tvm_ffi=True)[ENTRY]
-        return function
-
-
-def _describe_request(kernel: Any, fake_args: tuple[Any, ...], key: tuple[Any, ...], arch: str) -> str:
-    """Everything that decides what is compiled, except for the versions, as one text."""
-    kind = type(kernel)
-    arguments = [_describe(arg) for arg in fake_args]
-    text = json.dumps(
-        {
-            "kernel": f"{kind.__module__}.{kind.__qualname__}",
-            "key": repr(key),
-            "arguments": arguments,
-            "arch": arch,
-            "device_checks": settings().device_checks,
-            "source": source_digest(kind.__module__),
-        },
-        sort_keys=True,
-    )
-    if " at 0x" in text:
-        raise UsageError(
-            f"the key or an argument of {kind.__qualname__} prints an address, which differs from process to process: "
-            f"key={key!r}, arguments={arguments}. Use plain values, enums or dataclasses of them."
-        )
-    return text
-
-
-def _names(text: str) -> tuple[str, ...]:
-    """Cache names: for this driver, then for an entry made ahead of time.
-
-    The object holds machine code that the DSL's own assembler made, so an entry that was compiled without a driver
-    serves every driver; the driver is in the key because it can refuse an image, and a new one may not.
-    """
-    version = topology.driver_version()
-    drivers = [AHEAD_OF_TIME] if isinstance(version, topology.Unknown) else [str(version), AHEAD_OF_TIME]
-    stem = json.loads(text)["kernel"].rpartition(".")[2]
-    return tuple(
-        f"{stem}-{hashlib.sha256(json.dumps([text, _versions(), one]).encode()).hexdigest()}" for one in drivers
-    )
-
-
-def _versions() -> dict[str, str]:
-    import cutlass
-    import tvm_ffi
-
-    return {
-        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        "machine": platform.machine(),
-        "dsl": cutlass.__version__,
-        "tvm_ffi": tvm_ffi.__version__,
-    }
-
-
-def _describe(arg: Any) -> Any:
-    """An argument as the compiler sees it: its type, and for a tensor its shape, strides and alignment."""
-    if isinstance(arg, list | tuple):
-        return [_describe(one) for one in arg]
-    if _is_number(arg) or type(arg).__name__ == "_FakeStream":
-        return type(arg).__name__
-    return f"{type(arg).__name__}: {getattr(arg, '__cache_key__', arg)!r}"
+    return entries[0], link(body)
 
 
 def _plain(arg: Any) -> Any:
     """The value to launch with that corresponds to a placeholder; anything but numbers stays as it is."""
     if isinstance(arg, list | tuple):
         return tuple(_plain(one) for one in arg)
-    return arg.value if _is_number(arg) and hasattr(arg, "value") else arg
-
-
-def _is_number(arg: Any) -> bool:
-    from cutlass.base_dsl.typing import Numeric
-
-    return isinstance(arg, bool | int | float | Numeric)
+    return arg.value if is_number(arg) and hasattr(arg, "value") else arg
 
 
 def _cuda_error(error: Exception) -> Exception:
