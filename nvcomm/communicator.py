@@ -374,7 +374,7 @@ class Communicator:
         self.pending = None
 
     def close(self) -> None:
-        """Gives everything back. Local; call it on every rank once no call is under way."""
+        """Gives everything back. Local; on every rank, once no call is under way and no graph of its calls will run."""
         engine, self._engine = self._engine, None
         self._boundaries.clear()
         if engine is not None and os.getpid() == self._pid:

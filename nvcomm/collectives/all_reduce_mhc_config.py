@@ -124,7 +124,8 @@ class MhcConfig:
 class PublishTarget:
     """Where the kernel that makes a contribution stores it, so that no publish kernel is needed.
 
-    That kernel, after its own `griddepcontrol.wait` (or as a plain launch), reads the slot, the first word of `state`,
+    That kernel triggers its dependents, if at all, behind its own `griddepcontrol.wait`: `collect` reads that early.
+    Behind it too (or as a plain launch) it reads the slot, the first word of `state`,
     and stores 16 bytes at byte `at = slot * slot_bytes + row_offset + row * row_bytes + column * 2` of every rank's
     mailbox: at `multicast_ptr + at` by `multimem.st.relaxed.sys` if that is not 0, else at `peer + at` for each of
     `peers` by `st.relaxed.sys`. A word that equals EMPTY or ESCAPE (`nvcomm.mailbox`) is sent with its highest bit

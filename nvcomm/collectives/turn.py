@@ -84,9 +84,9 @@ def open_box(config: KernelConfig, handle: Handle, slot: Uint32, generation: Uin
 
 
 def arrive(box: Mailbox, at: Place) -> Boolean:
-    """All threads of a CTA call it, having used slot and generation. True for one thread of the last CTA to arrive.
+    """All threads of a CTA call it, having used slot and generation, or at least begun to load them (A4).
 
-    The answer takes a memory round trip: use it only after the collect.
+    True for one thread of the last CTA to arrive. The answer takes a memory round trip: use it only after the collect.
     """
     cute.arch.sync_threads()
     first = Boolean(at.thread == 0)
