@@ -8,17 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from stress import fault_host, fault_virtual, faults
-from stress.fault_table import Ending, Fault, Row, Sight, markdown, row_of
+from stress.faults import host, host_work, virtual
+from stress.faults.__main__ import main
+from stress.faults.table import Ending, Fault, Row, Sight, markdown, row_of
 from tests import mutation
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the host world runs on x86-64 alone")
 TIMED_OUT = Ending("PeerTimeoutError", 2, ((5, 1),))
 
 
-@pytest.mark.parametrize("fault", fault_host.FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", host.FAULTS, ids=lambda fault: fault.name)
 def test_it_ends_as_it_has_to(fault):
-    row = fault_host.run(fault)
+    row = host.run(fault)
     assert row.good, (str(row.seen), str(row.expected), row.problems)
 
 
@@ -55,15 +56,15 @@ def test_only_a_line_that_is_late_and_nothing_else_is_run_again(monkeypatch):
         ([wrong], 1, False),
     ):
         left = [line(sight, good) for sight in sights]
-        monkeypatch.setattr(fault_host, "_run_once", lambda fault, left=left: left.pop(0))
-        assert fault_host.run(fault_host.FAULTS[0]).good is is_good
+        monkeypatch.setattr(host, "_run_once", lambda fault, left=left: left.pop(0))
+        assert host.run(host.FAULTS[0]).good is is_good
         assert len(left) == len(sights) - runs == 0
 
 
 def test_a_program_without_a_fault_does_not_pass_for_one():
     """Nobody is missing here, and the table says so."""
-    fault = Fault("calls like the others", TIMED_OUT, fault_host.many_calls, generation=0)
-    row = fault_host.run(fault)
+    fault = Fault("calls like the others", TIMED_OUT, host_work.many_calls, generation=0)
+    row = host.run(fault)
     assert not row.good
     assert row.seen == Ending("success", then="goes on")
 
@@ -76,9 +77,9 @@ def test_markdown_shows_what_differed():
 
 
 def test_the_command_line(capsys):
-    assert faults.main(["--only", "continued in time", "--markdown"]) == 0
+    assert main(["--only", "continued in time", "--markdown"]) == 0
     assert "| is stopped (SIGSTOP) and continued in time |" in capsys.readouterr().out
-    assert faults.main(["--only", "no such fault"]) == 1
+    assert main(["--only", "no such fault"]) == 1
 
 
 def test_the_docs_list_every_fault_and_every_mutant():
@@ -87,9 +88,9 @@ def test_the_docs_list_every_fault_and_every_mutant():
     from tests.kernel.mutants import MUTANTS as KERNEL
 
     lines = (mutation.ROOT / "docs" / "reliability.md").read_text().splitlines()
-    for fault in fault_host.FAULTS:
+    for fault in host.FAULTS:
         assert any(line.startswith(f"| {fault.name} | {fault.expected} | ") for line in lines), fault.name
-    for fault in fault_virtual.FAULTS:
+    for fault in virtual.FAULTS:
         assert any(line.startswith(f"| {fault.name} | {fault.expected} |") for line in lines), fault.name
     for mutant in (*HOST, *KERNEL):
         start = f"| {mutant.rule} | {mutant.name} | "

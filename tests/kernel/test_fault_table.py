@@ -9,25 +9,25 @@ import pytest
 import torch
 
 import nvcomm
-from stress import fault_virtual
+from stress.faults import virtual, virtual_work
 from tests.kernel.worlds import coded
 
 pytestmark = pytest.mark.gpu
 TIMEOUT_S = 0.3
 
 
-@pytest.mark.parametrize("fault", fault_virtual.FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", virtual.FAULTS, ids=lambda fault: fault.name)
 def test_it_ends_as_it_has_to(fault):
-    row = fault_virtual.run(fault)
+    row = virtual.run(fault)
     assert row.good, (str(row.seen), str(row.expected), row.problems)
 
 
 def test_a_program_without_a_fault_does_not_pass_for_one():
     """The negative control: nobody is missing here, and the table says so."""
-    fault = fault_virtual.FAULTS[0]
-    row = fault_virtual.run(replace(fault, name="calls like the others", work=fault_virtual.right_calls))
+    fault = virtual.FAULTS[0]
+    row = virtual.run(replace(fault, name="calls like the others", work=virtual_work.right_calls))
     assert not row.good
-    assert row.seen == fault_virtual.GOES_ON
+    assert row.seen == virtual.GOES_ON
 
 
 def test_a_rank_behind_another_that_waits_names_the_root():

@@ -21,8 +21,8 @@ from nvcomm.host.steps import Row
 from nvcomm.host.transport import DirectTransport
 from nvcomm.host.waiting import Waiting
 from nvcomm.host.words import Words
-from stress.fault_common import WORDS
-from stress.fault_table import ODD_RANK
+from stress.faults.common import WORDS
+from stress.faults.table import ODD_RANK
 
 TIMEOUT_S = 1.0
 LIMIT_S = 60.0  # for all ranks of a fault to end, and of every wait that is not the fault itself

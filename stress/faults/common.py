@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from nvcomm.mailbox import GENERATION_MASK
-from stress.fault_table import (
+from stress.faults.table import (
     AS_BEFORE,
     CALLS_BEFORE,
     ODD_RANK,
@@ -31,6 +31,19 @@ TIMED_OUT = Ending("PeerTimeoutError", ODD_RANK, (FIRST,))
 MISMATCH = Ending("CollectiveMismatchError")
 GOES_ON = Ending(SUCCESS, then=AS_BEFORE)
 ANYTHING = Ending(UNDEFINED, then=RESET_OR_NOT)
+
+
+def absences(
+    never_arrives: Callable[[Scene], None],
+    one_call_fewer: Callable[[Scene], None],
+    raises_between_calls: Callable[[Scene], None],
+) -> tuple[Fault[Callable[[Scene], None]], ...]:
+    """The odd rank does not come: from the start, to the third of three calls, or as its program raised."""
+    return (
+        Fault("never arrives", TIMED_OUT, never_arrives),
+        Fault("makes one call fewer", replace(TIMED_OUT, places=((CALLS_BEFORE + 2, 1),)), one_call_fewer),
+        Fault("raises between two calls", TIMED_OUT, raises_between_calls),
+    )
 
 
 def disagreements(

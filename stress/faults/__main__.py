@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from stress.fault_table import Fault, Row, markdown
+from stress.faults.table import Fault, Row, markdown
 from stress.report import EXIT_BAD, EXIT_PROVEN, EXIT_UNSUPPORTED
 
 
@@ -23,12 +23,12 @@ def faults_of(world: str) -> tuple[Sequence[Fault[Any]], Callable[[Fault[Any]], 
         ImportError: the GPU worlds need the CUDA packages.
     """
     if world == "host":
-        import stress.fault_host as host
+        from stress.faults import host
 
         return host.FAULTS, host.run
     # Virtual ranks wait for each other, so each stream needs its own hardware queue; CUDA reads this when it starts.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    import stress.fault_virtual as virtual
+    from stress.faults import virtual
 
     return virtual.FAULTS, virtual.run
 
