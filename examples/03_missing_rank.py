@@ -12,7 +12,7 @@ from nvcomm.launch import launched
 
 
 def main() -> None:
-    with launched() as (group, device), nvcomm.Communicator(group, device, timeout_s=2.0) as comm:
+    with launched() as (group, device), nvcomm.Communicator(group, device, timeout_s=5.0) as comm:
         x = torch.arange(4, device=device, dtype=torch.int32) + 100 * comm.rank
         comm.all_gather(x)
         comm.check()

@@ -7,7 +7,13 @@ mpiexec -n 4 python program.py
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import stat
+import struct
 import sys
+import termios
 import time
 import traceback
 from collections.abc import Iterator
@@ -19,8 +25,8 @@ import torch
 from nvcomm.env import other
 from nvcomm.group import DEFAULT_TIMEOUT_S, StoreGroup, from_environment, from_mpi, started_by
 
-# What mpiexec may take to read a rank's last lines.
-_READ_S = 0.2
+# What mpiexec may take to read a rank's last lines, and to hand on what it has read.
+_READ_S, _HAND_ON_S = 5.0, 0.2
 
 
 class Launched(NamedTuple):
@@ -59,6 +65,8 @@ def launched(timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[Launched]:
         return
     group = from_environment(timeout_s)
     try:
+        # Programs start seconds apart on a busy machine; what follows may be in more of a hurry.
+        group.barrier("nvcomm/launched", timeout_s)
         yield Launched(group, _device(int(other("LOCAL_RANK") or group.rank)))
     except BaseException as error:
         if not _failed(error):
@@ -83,7 +91,7 @@ def _under_mpi(timeout_s: float) -> Iterator[Launched]:
             raise
         _tell(world.Get_rank(), error)
         # mpiexec drops what it has not yet read of a rank's output when the rank aborts.
-        time.sleep(_READ_S)
+        _wait_for_the_reader()
         # Without it MPI's own end would wait for ranks that wait for this one.
         world.Abort(1)
 
@@ -94,6 +102,22 @@ def _device(local_rank: int) -> torch.device:
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+def _wait_for_the_reader() -> None:
+    """Returns once somebody has read what this process wrote, where its output is a pipe, and a moment later."""
+    deadline = time.monotonic() + _READ_S
+    while (_unread(1) or _unread(2)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(_HAND_ON_S)
+
+
+def _unread(descriptor: int) -> int:
+    """Bytes that are still in a pipe; 0 of anything else."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            return int(struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))[0])
+    return 0
 
 
 def _failed(error: BaseException) -> bool:

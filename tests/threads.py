@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 
-def together(works: Sequence[Callable[[], Any]], limit_s: float = 60.0) -> list[Any]:
+def together(works: Sequence[Callable[[], Any]], limit_s: float = 120.0) -> list[Any]:
     """Calls each on a thread of its own, all at once; element i is its result, or the exception that it raised."""
     results: list[Any] = [None] * len(works)
 

@@ -27,7 +27,7 @@ class Ranks:
     def __init__(self, engines: list[HostEngine]) -> None:
         self.engines = engines
 
-    def run(self, work: Callable[[HostEngine], Any], limit_s: float = 60.0) -> list[Any]:
+    def run(self, work: Callable[[HostEngine], Any], limit_s: float = 120.0) -> list[Any]:
         """`work(engine)` on every rank at once; element r is its result, or the exception that it raised."""
         return together([functools.partial(work, engine) for engine in self.engines], limit_s)
 

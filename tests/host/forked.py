@@ -17,7 +17,7 @@ import torch.distributed as dist
 from nvcomm.group import StoreGroup
 
 
-def exit_codes(world_size: int, work: Callable[[int], Any], limit_s: float = 60.0) -> list[int | None]:
+def exit_codes(world_size: int, work: Callable[[int], Any], limit_s: float = 150.0) -> list[int | None]:
     """Calls `work(rank)` in a process for each rank; their exit codes: 1 where it raised, which is printed."""
 
     def one_rank(rank: int) -> None:

@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
 
 
-def run(*command: object, limit_s: float = 60.0) -> None:
+def run(*command: object, limit_s: float = 240.0) -> None:
     done = subprocess.run(
         [str(word) for word in command], env=ENVIRONMENT, timeout=limit_s, capture_output=True, text=True, check=False
     )

@@ -27,7 +27,7 @@ def run(world_size, device):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
         check=False,
     )
     said = done.stdout + done.stderr

@@ -24,7 +24,7 @@ def _run(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "NVCOMM_CACHE_DIR": str(cache)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
         check=False,
     )
 
@@ -64,12 +64,49 @@ def test_reductions_are_other_kernels_too() -> None:
     assert len(keys) == len(set(keys)) == 24
 
 
-@pytest.mark.parametrize("arguments", [(), ("--arch", "sm_42"), ("--arch", "sm_90a", "--world-size", "9")])
-def test_wrong_use_exits_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "--arch"),
+        (("--arch", "sm_42"), "invalid choice: 'sm_42'"),
+        (("--arch", "sm_90a", "--world-size", "9"), "wanted 1 to 8, got 9"),
+        (("--arch", "sm_90a", "--op", "gather"), "invalid choice: 'gather'"),
+        (("--arch", "sm_90a", "--op", "all_reduce_mhc"), "wants --hidden"),
+        (("--arch", "sm_90a", "--op", "topk_blocks"), "want --columns"),
+        (("--arch", "sm_90a", "--op", "topk", "--columns", "1048577"), "wanted 1 to 1048576, got 1048577"),
+        (("--arch", "sm_90a", "--op", "sparse_mla", "--heads", "12"), "takes 8, or a multiple of 16"),
+    ],
+)
+def test_wrong_use_exits_2(arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         compile_command.main(arguments)
     assert raised.value.code == compile_command.EXIT_USAGE
-    assert "usage: nvcomm compile" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "usage: nvcomm compile" in shown
+    assert says in shown
+
+
+def test_a_shape_that_no_kernel_takes_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("cutlass")
+    asked = ["--arch", "sm_90a", "--op", "all_reduce_mhc", "--hidden", "63"]
+    assert compile_command.main(asked) == compile_command.EXIT_USAGE
+    assert "nvcomm compile: hidden is 63; wanted: a multiple of 64" in capsys.readouterr().err
+
+
+def test_a_dry_run_lists_each_kernel_once_and_compiles_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("cutlass")
+    monkeypatch.setenv("NVCOMM_CACHE_DIR", str(tmp_path / "kernels"))
+    ops = [op for op in compile_command.OPS if op != "all_gather"]
+    asked = ["--world-size", "4", "--hidden", "5120", "--columns", "4096", "65536", "--dry-run"]
+    assert compile_command.main(["--arch", "sm_90a", "sm_103a", "--op", *ops, *asked]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last == "nothing was compiled"
+    assert not (tmp_path / "kernels").exists()
+    # 4 LL and two-shot and 2 boundaries for each transport; 2 reduce-scatter; 4 + 4 top-k; 12 sparse MLA.
+    assert len(lines) == len(set(lines)) == 2 * (2 * 4 + 2 + 2 * 2 + 4 + 4 + 12)
+    assert lines[-1].split()[:2] == ["sm_103a", "68/68"]
 
 
 def test_a_cache_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
@@ -99,6 +136,6 @@ with nvcomm.virtual_world(2, "cuda", max_bytes=4096) as world:
         cwd=ROOT,
         env={**os.environ, "NVCOMM_CACHE_DIR": str(cache)},
         check=True,
-        timeout=110,
+        timeout=240,
     )
     assert sorted(path.name for path in cache.iterdir()) == files

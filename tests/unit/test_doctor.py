@@ -126,7 +126,7 @@ def test_it_works_where_nothing_can_be_imported(tmp_path):
         env={"HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1", "PATH": ""},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 1, done.stderr

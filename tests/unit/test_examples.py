@@ -28,7 +28,7 @@ def run(example):
         env=environment | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
         check=False,
     )
 
@@ -78,7 +78,7 @@ TUTORIAL = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tutorial.md").re
 
 def run_code(code):
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
     )
 
 

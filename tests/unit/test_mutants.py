@@ -38,7 +38,7 @@ def test_every_named_test_exists():
     named = {test for mutant in MUTANTS for test in (mutant.test, mutant.on_cpu) if test}
     files = sorted({test.partition("::")[0] for test in named})
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     collected = set(done.stdout.splitlines())
     assert named <= collected, done.stdout + done.stderr
 
