@@ -19,7 +19,6 @@ import pytest
 import torch
 
 import nvcomm
-from nvcomm import capability
 from nvcomm.capability import Requirement, check
 from nvcomm.errors import CapabilityError, GroupError
 from nvcomm.group import StoreGroup
@@ -95,11 +94,11 @@ def allocation_fails(group):
 
 def versions_differ(group):
     real = metadata.version
-    capability.metadata.version = lambda name: "0.0.1" if (name, group.rank) == ("torch", 1) else real(name)
+    metadata.version = lambda name: "0.0.1" if (name, group.rank) == ("torch", 1) else real(name)
     error = same_refusal(group, lambda: check([], group, LIMIT_S))
     told = same_refusal(group, lambda: nvcomm.Communicator(group, "cpu", timeout_s=LIMIT_S))
     assert str(told) == str(error)
-    capability.metadata.version = real
+    metadata.version = real
     assert error.reasons[1] == ["version of torch=0.0.1"]
     assert f"version of torch: rank 0: {real('torch')}, rank 1: 0.0.1" in str(error)
     gathers(group)

@@ -13,7 +13,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nvcomm.capability import PACKAGES, Requirement, _facts, _fitting, agree, check, vote
+from nvcomm.capability import PACKAGES, Requirement, agree, check, vote
+from nvcomm.capability.facts import facts_of
+from nvcomm.capability.texts import fitting
 from nvcomm.errors import CapabilityError, GroupError, UnsupportedError, UsageError
 from nvcomm.group import MAX_ANSWER_BYTES, local_groups
 
@@ -122,7 +124,7 @@ def test_ranks_that_differ_are_told_on_what():
 
 def test_ranks_with_other_versions_are_told_on_which(monkeypatch):
     here = threading.local()
-    monkeypatch.setattr("nvcomm.capability.metadata.version", lambda name: f"1.{here.rank if name == 'torch' else 0}")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: f"1.{here.rank if name == 'torch' else 0}")
 
     def work(group):
         here.rank = group.rank
@@ -206,7 +208,7 @@ def test_answers_are_bounded_whatever_they_hold():
     one_more = refused(on_all(2, lambda group: check([], group, LIMIT_S, config=big | {"last": group.rank})))
     items = f"{len(big) + 2 + 1 + len(PACKAGES)} items"  # the last one, what is required, and the versions
     assert f"ranks disagree on configuration: rank 0: {items}" in str(one_more)
-    assert len(json.dumps(_fitting(endless))) < MAX_ANSWER_BYTES // 2
+    assert len(json.dumps(fitting(endless))) < MAX_ANSWER_BYTES // 2
 
 
 def test_configuration_that_cannot_be_compared_still_reaches_the_vote():
@@ -217,7 +219,7 @@ def test_configuration_that_cannot_be_compared_still_reaches_the_vote():
         def __repr__(self):
             raise RuntimeError("no repr")
 
-    facts = _facts([], [], {"a": circular, "b": Broken()}, ())
+    facts = facts_of([], [], {"a": circular, "b": Broken()}, ())
     assert "cannot be compared" in facts["a"]
     assert "cannot be compared" in facts["b"]
     assert on_all(2, lambda group: check([], group, LIMIT_S, config={"a": circular, "b": Broken()})) == [None, None]
