@@ -14,6 +14,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32
 
 from decode.sparse_mla_layout import GRANULE, SparseMlaConfig
+from decode.sparse_mla_work import Work
 from nvcomm.ptx import mma
 
 
@@ -43,29 +44,19 @@ class Columns:
 
 
 @cute.jit
-def select_columns(
-    window: list,
-    window_ints: list,
-    topk: list,
-    topk_ints: list,
-    window_columns: Int32,
-    position: Int32,
-    token: Int32,
-) -> tuple:
+def select_columns(work: Work, position: Int32, token: Int32) -> tuple:
     """The column set of a position in the two lists put one after the other, and its place in that set's list.
 
-    The second set begins at `window_columns`. CTAs of 128 columns: a multiple of 128, so each has one set.
+    The second set begins at `work.window_columns`. CTAs of 128 columns: a multiple of 128, so each has one set.
     """
-    from_window = position < window_columns
-    addresses = [cutlass.select_(from_window, a, b) for a, b in zip(window, topk, strict=True)]
-    ints = [cutlass.select_(from_window, a, b) for a, b in zip(window_ints, topk_ints, strict=True)]
-    indices, indices_stride, length, pool, page_stride = addresses
-    width, first, shift, num_slots = ints
-    length = cutlass.select_(length == 0, length, length + Int64(token) * 4)
+    from_window = position < work.window_columns
+    chosen = [cutlass.select_(from_window, a, b) for a, b in zip(work.window, work.topk, strict=True)]
+    indices, indices_stride, lengths, pool, page_stride, width, first, shift, num_slots = chosen
+    length = cutlass.select_(lengths == 0, lengths, lengths + Int64(token) * 4)
     columns = Columns(
         indices + Int64(token) * indices_stride, length, width, first, pool, page_stride, shift, num_slots
     )
-    return columns, position - cutlass.select_(from_window, Int32(0), window_columns)
+    return columns, position - cutlass.select_(from_window, Int32(0), work.window_columns)
 
 
 def load_slot(columns: Columns, column: Int32, wanted: Boolean | bool = True) -> Int32:

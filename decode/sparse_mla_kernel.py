@@ -16,14 +16,17 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint8, Uint32, const_expr, range_constexpr
 
 from decode import sparse_mla_gather as gather
 from decode import sparse_mla_merge as merge
 from decode import sparse_mla_query as queries
 from decode import sparse_mla_scores as scores
+from decode import sparse_mla_softmax as softmax
 from decode import sparse_mla_values as values
 from decode.sparse_mla_layout import COLUMNS, HEADS, THREADS, SparseMlaConfig
+from decode.sparse_mla_work import ColumnLists, Number, Work
 from nvcomm.ptx import mma, shared
 
 
@@ -34,31 +37,11 @@ class SparseMlaKernel:
         self.cfg = cfg
 
     @cute.jit
-    def __call__(
-        self,
-        query: Int64,
-        query_stride: Int64,
-        out: Int64,
-        lse: Int64,
-        sink: Int64,
-        window: list[Int64],
-        window_ints: list[Int32],
-        topk: list[Int64],
-        topk_ints: list[Int32],
-        window_columns: Int32,
-        heads: Int32,
-        tokens: Int32,
-        score_scale: Float32,
-        out_scale: Float32,
-        stream,  # noqa: ANN001
-    ) -> None:
-        """Launches. See `decode.sparse_mla` for the arguments; a column set is two lists, see `set_arguments`."""
+    def __call__(self, work: Work, tokens: Int32, stream: CUstream) -> None:
+        """Launches."""
         cfg = self.cfg
-        self.kernel(
-            query, query_stride, out, lse, sink, window, window_ints, topk, topk_ints, window_columns, heads,
-            score_scale, out_scale,
-        ).launch(
-            grid=(cfg.chunks, (heads + HEADS - 1) // HEADS, tokens),
+        self.kernel(work.numbers()).launch(
+            grid=(cfg.chunks, (work.heads + HEADS - 1) // HEADS, tokens),
             block=(THREADS, 1, 1),
             cluster=(cfg.chunks, 1, 1),
             smem=cfg.shared_bytes,
@@ -66,27 +49,12 @@ class SparseMlaKernel:
             preferred_smem_carveout=100,
             use_pdl=cfg.pdl,
             stream=stream,
-        )  # fmt: skip
+        )
 
     @cute.kernel
-    def kernel(
-        self,
-        query: Int64,
-        query_stride: Int64,
-        out: Int64,
-        lse: Int64,
-        sink: Int64,
-        window: list[Int64],
-        window_ints: list[Int32],
-        topk: list[Int64],
-        topk_ints: list[Int32],
-        window_columns: Int32,
-        heads: Int32,
-        score_scale: Float32,
-        out_scale: Float32,
-    ) -> None:
+    def kernel(self, numbers: list[Number]) -> None:
         """Everything, for 16 heads of a token and as many of its columns as a CTA takes."""
-        cfg = const_expr(self.cfg)
+        cfg, work = const_expr(self.cfg), Work.of(numbers)
         thread, _, _ = cute.arch.thread_idx()
         rank, head_group, token = cute.arch.block_idx()
         lane = thread % 32
@@ -97,8 +65,8 @@ class SparseMlaKernel:
         position = rank * cfg.columns
         if const_expr(cfg.columns > COLUMNS):
             position = position + group * cfg.group_columns + lane
-        columns, column = gather.select_columns(window, window_ints, topk, topk_ints, window_columns, position, token)
-        first_head = Int64(token) * query_stride + Int64(head_group) * (HEADS * 512 * (1 if cfg.fp8_query else 2))
+        columns, column = gather.select_columns(work, position, token)
+        first_head = Int64(token) * work.query_stride + Int64(head_group) * (HEADS * 512 * (1 if cfg.fp8_query else 2))
         rows = base + group * (cfg.group_columns * cfg.row_bytes)
         if const_expr(cfg.chunks > 1):
             merge.open_inbox(cfg, base, rank, thread)
@@ -112,13 +80,11 @@ class SparseMlaKernel:
             column = column + group * 32 + lane
         slot = gather.load_slot(columns, column)
         if const_expr(cfg.columns > COLUMNS):
-            more_columns, column = gather.select_columns(
-                window, window_ints, topk, topk_ints, window_columns, position + 32, token
-            )
+            more_columns, column = gather.select_columns(work, position + 32, token)
             more_slots = gather.load_slot(more_columns, column, lane < cfg.group_columns - 32)
-        pieces = queries.load_query(cfg, query + first_head, thread)
+        pieces = queries.load_query(cfg, work.query + first_head, thread)
         if const_expr(cfg.sink):
-            sink_value = queries.load_sink(cfg, sink + Int64(head_group) * (HEADS * 4), thread)
+            sink_value = queries.load_sink(cfg, work.sink + Int64(head_group) * (HEADS * 4), thread)
         address = gather.record_address(cfg, columns, slot)
         low, high = gather.is_active(slot), Uint32(0)
         if const_expr(cfg.scaled):
@@ -139,33 +105,33 @@ class SparseMlaKernel:
             queries.store_sink(cfg, sink_value, base, thread)
         cute.arch.sync_threads()
         undo = queries.query_undo(cfg, base, lane)
-        row_scale = (score_scale * undo[0], score_scale * undo[1])
+        row_scale = (work.score_scale * undo[0], work.score_scale * undo[1])
         fragments = [] if cfg.scaled else queries.query_fragments(cfg, base, half, lane)
 
         sums = cute.make_rmem_tensor(cfg.tiles * 4, Float32)
         mma.cp_async_wait_group(0)
         cute.arch.sync_warp()
-        scores.compute_scores(cfg, base, fragments, row_scale, score_scale, group, half, lane, sums)
+        scores.compute_scores(cfg, base, fragments, row_scale, work.score_scale, group, half, lane, sums)
         if const_expr(cfg.chunks > 1 and cfg.tight):
             # Only now: the query lay where the inbox is, and every value of it has been used.
             cute.arch.cluster_arrive_relaxed()
         mine = exchange(cfg, base, sums, group, warp, lane)
-        merge.put_maxima(cfg, base, mine, gather.kept_columns(cfg, low, high, half), warp, lane)
+        softmax.put_maxima(cfg, base, mine, gather.kept_columns(cfg, low, high, half), warp, lane)
         early = values.early_values(cfg, base, warp, lane)
-        merge.put_weights(cfg, base, mine, warp, lane)
+        softmax.put_weights(cfg, base, mine, warp, lane)
         if const_expr(cfg.chunks > 1):
             cute.arch.cluster_wait()
         merge.push_stats(cfg, base, rank, warp, lane)
 
         units = cute.make_rmem_tensor(32, Float32)
         values.compute_values(cfg, base, early, warp, lane, units)
-        row = Int64(token) * Int64(heads) + Int64(head_group * HEADS)
+        row = Int64(token) * Int64(work.heads) + Int64(head_group * HEADS)
         if const_expr(cfg.chunks > 1):
             merge.push(cfg, base, units, rank, warp, lane)
-            merge.finish(cfg, base, out + row * 1024, lse + row * 4, out_scale, rank, warp, lane)
+            merge.finish(cfg, base, work.out + row * 1024, work.lse + row * 4, work.out_scale, rank, warp, lane)
         else:
             cute.arch.sync_threads()
-            merge.finish_alone(cfg, base, out + row * 1024, lse + row * 4, out_scale, units, warp, lane)
+            merge.finish_alone(cfg, base, work.out + row * 1024, work.lse + row * 4, work.out_scale, units, warp, lane)
 
 
 @cute.jit
@@ -174,7 +140,7 @@ def exchange(
 ) -> cute.Tensor:
     """The two warps of a group add up their halves of the dims: each gets whole scores for the tiles that it finishes.
 
-    Returns 4 registers a tile, in the order of `merge.kept_tile`.
+    Returns 4 registers a tile, in the order of `softmax.kept_tile`.
     """
     at = base + cfg.scratch_at + warp * (cfg.kept_tiles * 512) + lane * 16
     for tile in range_constexpr(cfg.kept_tiles):
@@ -191,15 +157,8 @@ def exchange(
     return mine
 
 
-def set_arguments() -> tuple[list[Int64], list[Int32]]:
-    """Placeholders of a set: indices, their stride in bytes, length, pool, page stride; width, first, shift, slots."""
-    return [Int64(0)] * 5, [Int32(0)] * 4
-
-
-def fake_arguments() -> tuple:
+def fake_arguments() -> tuple[Work, Int32]:
     """What to compile the kernel with, without the stream."""
-    addresses, ints = set_arguments()
-    return (
-        *(Int64(0),) * 5, addresses, ints, *set_arguments(), Int32(1), Int32(HEADS), Int32(1),
-        Float32(1.0), Float32(1.0),
-    )  # fmt: skip
+    lists = ColumnLists._make([*[Int64(0)] * 5, *[Int32(0)] * 4])
+    scalars = [Int32(1), Int32(HEADS), Float32(1.0), Float32(1.0)]
+    return Work._make([*[Int64(0)] * 5, lists, lists, *scalars]), Int32(1)

@@ -14,6 +14,7 @@ from decode.sparse_mla_arguments import ColumnSet
 from decode.sparse_mla_layout import COLUMNS, HEADS, MAX_CHUNKS, WIDE_CHUNKS, WIDE_COLUMNS, SparseMlaConfig
 
 if TYPE_CHECKING:
+    from decode.sparse_mla_work import ColumnLists, Work
     from nvcomm.jit import CompiledKernel
 
 LOG2_E = 1.4426950408889634
@@ -41,17 +42,44 @@ def launch(
         out_scale: factor of the output.
         pdl: for programmatic dependent launch; without it only to measure what it brings.
     """
-    tokens, heads, _ = q.shape
     with torch.cuda.device(q.device):
         cfg, window_columns = configure(q, window, topk, sink, _num_sms(q.device))
-        window_addresses, window_ints = set_arguments(window)
-        topk_addresses, topk_ints = set_arguments(topk or window)
-        compiled(replace(cfg, pdl=pdl))(
-            q.data_ptr(), q.stride(0) * q.element_size(), out.data_ptr(), lse.data_ptr(),
-            sink.data_ptr() if sink is not None else 0,
-            window_addresses, window_ints, topk_addresses, topk_ints, window_columns, heads, tokens,
-            float(score_scale * LOG2_E), float(out_scale), torch.cuda.current_stream().cuda_stream,
-        )  # fmt: skip
+        work = work_of(q, window, topk, sink, out, lse, window_columns, score_scale, out_scale)
+        compiled(replace(cfg, pdl=pdl))(work, q.shape[0], torch.cuda.current_stream().cuda_stream)
+
+
+def work_of(
+    q: torch.Tensor,
+    window: ColumnSet,
+    topk: ColumnSet | None,
+    sink: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    window_columns: int,
+    score_scale: float,
+    out_scale: float,
+) -> Work:
+    """The call as numbers; `window_columns` from `configure`, the rest as for `launch`."""
+    from decode.sparse_mla_work import Work
+
+    return Work(
+        q.data_ptr(), q.stride(0) * q.element_size(), out.data_ptr(), lse.data_ptr(),
+        sink.data_ptr() if sink is not None else 0,
+        column_lists(window), column_lists(topk or window), window_columns, q.shape[1],
+        float(score_scale * LOG2_E), float(out_scale),
+    )  # fmt: skip
+
+
+def column_lists(columns: ColumnSet) -> ColumnLists:
+    """A column set as numbers."""
+    from decode.sparse_mla_work import ColumnLists
+
+    records, indices, lengths = columns.records, columns.indices, columns.lengths
+    return ColumnLists(
+        indices.data_ptr(), indices.stride(0) * 4, lengths.data_ptr() if lengths is not None else 0,
+        records.pages.data_ptr(), records.page_stride_bytes,
+        indices.shape[1], columns.first, records.block.bit_length() - 1, records.num_slots,
+    )  # fmt: skip
 
 
 def configure(
@@ -78,16 +106,6 @@ def configure(
 @functools.cache
 def _num_sms(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def set_arguments(columns: ColumnSet) -> tuple[list[int], list[int]]:
-    """A column set as the kernel takes it: addresses and byte strides, then 32-bit numbers."""
-    records, indices, lengths = columns.records, columns.indices, columns.lengths
-    addresses = [
-        indices.data_ptr(), indices.stride(0) * 4, lengths.data_ptr() if lengths is not None else 0,
-        records.pages.data_ptr(), records.page_stride_bytes,
-    ]  # fmt: skip
-    return addresses, [indices.shape[1], columns.first, records.block.bit_length() - 1, records.num_slots]
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from cutlass.cute.runtime import make_fake_stream  # noqa: E402
 from decode.kv_cache import BF16, HEAD_DIM, PLAIN_FP8, SCALED_FP8  # noqa: E402
 from decode.reference import sparse_mla as reference  # noqa: E402
 from decode.sparse_mla_kernel import SparseMlaKernel, fake_arguments  # noqa: E402
-from decode.sparse_mla_launch import LOG2_E, configure, set_arguments  # noqa: E402
+from decode.sparse_mla_launch import configure, work_of  # noqa: E402
 from decode.sparse_mla_layout import HEADS, THREADS, WIDE_COLUMNS, SparseMlaConfig  # noqa: E402
 from nvcomm import jit  # noqa: E402
 from tests.emulator.machine import Machine  # noqa: E402
@@ -52,30 +52,33 @@ def run(case, seed, ptx=None, page_stride=None, num_sms=132):
             places[storage.data_ptr()] = memory.allocate(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())
         return places[storage.data_ptr()] + tensor.storage_offset() * tensor.element_size()
 
-    def column_set(one):
-        addresses, ints = set_arguments(one)
-        addresses[0], addresses[3] = place(one.indices), place(one.records.pages)
-        addresses[2] = place(one.lengths) if one.lengths is not None else 0
+    def lists(one, told):
+        """The addresses of a set's copies, in place of the tensors' own."""
+        pool = place(one.records.pages)
+        told = told._replace(indices=place(one.indices), lengths=place(one.lengths) if told.lengths else 0, pool=pool)
         if page_stride:
-            view, far = one.records, 5 * one.records.block
-            addresses[0] = memory.allocate(torch.where(one.indices < 0, -1, one.indices + far).numpy())
-            addresses[1] = one.indices.shape[1] * 4
-            addresses[3:] = [(place(view.pages) - 5 * page_stride) % 2**64, page_stride]
-            ints[3] += far
-        return [*addresses, *ints]
+            far = 5 * one.records.block
+            indices = memory.allocate(torch.where(one.indices < 0, -1, one.indices + far).numpy())
+            told = told._replace(
+                indices=indices, indices_stride=one.indices.shape[1] * 4, pool=(pool - 5 * page_stride) % 2**64,
+                page_stride=page_stride, num_slots=told.num_slots + far,
+            )  # fmt: skip
+        return told
 
-    sets = [one for one in (case.window, case.topk) if one is not None]
     cfg, window_columns = configure(case.q, case.window, case.topk, case.sink, num_sms)
     out = memory.allocate(np.full(tokens * heads * HEAD_DIM * 2, 0xFF, np.uint8))
     lse = memory.allocate(np.full(tokens * heads * 4, 0xFF, np.uint8))
-    scale = case.sm_scale * case.q_scale * case.kv_scale * LOG2_E
-    parameters = [
-        place(case.q), case.q.stride(0) * case.q.element_size(), out, lse,
-        place(case.sink) if case.sink is not None else 0, *column_set(sets[0]), *column_set(sets[-1]),
-        window_columns, heads, float_bits(scale), float_bits(case.kv_scale),
-    ]  # fmt: skip
+    told = work_of(
+        case.q, case.window, case.topk, case.sink, torch.empty(0), torch.empty(0), window_columns,
+        case.sm_scale * case.q_scale * case.kv_scale, case.kv_scale,
+    )  # fmt: skip
+    work = told._replace(
+        query=place(case.q), out=out, lse=lse, sink=place(case.sink) if told.sink else 0,
+        window=lists(case.window, told.window), topk=lists(case.topk or case.window, told.topk),
+        score_scale=float_bits(told.score_scale), out_scale=float_bits(told.out_scale),
+    )  # fmt: skip
     grid = (cfg.chunks, -(-heads // HEADS), tokens)
-    launch = Launch(ptx or program(cfg), parameters, grid, THREADS, cfg.chunks, cfg.shared_bytes)
+    launch = Launch(ptx or program(cfg), work.numbers(), grid, THREADS, cfg.chunks, cfg.shared_bytes)
     Machine(memory, seed).run([[launch]])
     size = tokens * heads
     result = torch.frombuffer(bytearray(memory.bytes_at(out, size * HEAD_DIM * 2)), dtype=torch.bfloat16)

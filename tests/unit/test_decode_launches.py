@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launches of the decode kernels on a machine without a driver: they get as far as loading the kernel.
+
+By then the compiled function has checked the number and the types of all that it was handed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass")
+
+from decode import sparse_mla_launch, topk
+from decode.topk_config import TopkConfig
+from nvcomm.errors import CudaError
+from tests.sparse_mla_cases import make_case
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: tests/kernel launch for real")
+
+
+@pytest.fixture(autouse=True)
+def _no_driver(monkeypatch):
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(sparse_mla_launch, "_num_sms", lambda device: 132)
+
+
+def launch_topk():
+    logits, lengths = torch.zeros(3, 4096, dtype=torch.bfloat16), torch.zeros(3, dtype=torch.int32)
+    topk.launch(TopkConfig(512, 8, batches=1, threads=512), logits, lengths, torch.zeros(3, 512, dtype=torch.int32))
+
+
+def launch_sparse_mla(*, two_sets: bool, **changes):
+    case = make_case(tokens=3, widths=(128, 100 if two_sets else 0), sink=two_sets, device="cpu", num_slots=256)
+    out, lse = torch.zeros(case.q.shape, dtype=torch.bfloat16), torch.zeros(case.q.shape[:2])
+    arguments = {"score_scale": 1, "out_scale": 1.0, "sink": case.sink, "out": out, "lse": lse} | changes
+    sparse_mla_launch.launch(case.q, case.window, case.topk, **arguments)
+
+
+def test_topk():
+    with pytest.raises(CudaError, match="loading the kernel"):
+        launch_topk()
+
+
+@pytest.mark.parametrize("two_sets", [False, True])
+def test_sparse_mla(two_sets):
+    with pytest.raises(CudaError, match="loading the kernel"):
+        launch_sparse_mla(two_sets=two_sets)
+
+
+def test_what_does_not_fit_is_refused_before_that(monkeypatch):
+    """Negative control: an argument of another type, and one too few."""
+    with pytest.raises(TypeError, match="Mismatched type"):
+        launch_sparse_mla(two_sets=False, lse=SimpleNamespace(data_ptr=lambda: 0.5))
+    fitting = sparse_mla_launch.work_of
+    monkeypatch.setattr(sparse_mla_launch, "work_of", lambda *args: fitting(*args)[:-1])
+    with pytest.raises(ValueError, match="Mismatched tuple size"):
+        launch_sparse_mla(two_sets=False)
