@@ -269,6 +269,6 @@ MUTANTS = (
             ),
         ),
         f"{TESTS}/test_all_reduce.py::test_R13_rows_growing_and_shrinking_in_one_mailbox[safe-ll]",
-        on_cpu="tests/unit/test_kernels_on_cpu.py::test_R13_reductions_in_one_mailbox[fp32-16-5]",
+        on_cpu="tests/unit/test_reductions_on_cpu.py::test_R13_reductions_in_one_mailbox[fp32-16-5]",
     ),
 )
