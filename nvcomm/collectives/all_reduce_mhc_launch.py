@@ -28,6 +28,25 @@ _CLUSTERS_FIT = 0.85
 MHC_SWITCH_BYTES = {1: 1 << 31, 2: 1 << 31, 3: 0, 4: 0, 5: 0, 6: 0, 7: 0, 8: 0}
 
 
+def kernels_of(parts: tuple[MhcPart, ...]) -> list[tuple[MhcPart, bool]]:
+    """(part, whether it is two-shot) of every kernel that `parts` may launch."""
+    return [
+        (part, two_shot)
+        for part in parts
+        for two_shot in ((False, True) if part in ("fused", "finalize") else (False,))
+    ]
+
+
+def kernel_config(
+    shape: MhcShape, part: MhcPart, layout: MailboxLayout, options: Options, *, two_shot: bool, multicast: bool
+) -> MhcConfig:
+    """What a rank compiles the kernel of `part` for, here or ahead of time (`nvcomm compile`)."""
+    return MhcConfig(
+        layout, shape, part, two_shot, multicast, options.pdl, options.protocol != "copy",
+        device_checks=settings().device_checks > 0, delayed=options.transport == "delayed",
+    )  # fmt: skip
+
+
 class MhcLauncher:
     """The fused kernels of one rank for one shape."""
 
@@ -56,7 +75,7 @@ class MhcLauncher:
         self._handle = handle
         self._multicast = multicast
         self._launcher = launcher
-        config = self._config("fused", two_shot=False)
+        config = kernel_config(shape, "fused", layout, options, two_shot=False, multicast=multicast)
         self._max_clusters = int(places(config.ctas_per_sm) * (_CLUSTERS_FIT if config.cluster > 1 else 1))
         self._max_clusters //= config.cluster
         # an early trigger has already been counted as a second grid
@@ -67,9 +86,9 @@ class MhcLauncher:
                 "device_share, use fewer ranks a GPU, or pdl='safe'."
             )
         self._kernels: dict[tuple[MhcPart, bool], jit.CompiledKernel] = {}
-        for part in parts:
-            for two_shot in (False, True) if part in ("fused", "finalize") else (False,):
-                self._kernels[part, two_shot] = self._compile(part, two_shot=two_shot)
+        for part, two_shot in kernels_of(parts):
+            config = kernel_config(shape, part, layout, options, two_shot=two_shot, multicast=multicast)
+            self._kernels[part, two_shot] = load(AllReduceMhcKernel(config))
 
     def fused(self, x: torch.Tensor, tensors: BoundaryTensors, protocol: ReduceProtocol) -> None:
         """All of it, from a contribution."""
@@ -120,13 +139,3 @@ class MhcLauncher:
         clusters = min(most, rows)
         operation = "all_reduce_mhc two_shot" if two_shot else "all_reduce_mhc ll"
         self._launcher(operation, torch.bfloat16, kernel, (*sources, *pointers, eps, rows), clusters)
-
-    def _config(self, part: MhcPart, *, two_shot: bool) -> MhcConfig:
-        spin = self._options.protocol != "copy"
-        return MhcConfig(
-            self._layout, self.shape, part, two_shot, self._multicast, self._options.pdl, spin,
-            device_checks=settings().device_checks > 0, delayed=self._options.transport == "delayed",
-        )  # fmt: skip
-
-    def _compile(self, part: MhcPart, *, two_shot: bool) -> jit.CompiledKernel:
-        return load(AllReduceMhcKernel(self._config(part, two_shot=two_shot)))
