@@ -1,12 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a replay on a GPU: its buffers, its ledger, and the plan's graphs captured on its stream.
-
-A graph of K replays, whose gathers G0 G1 G2 follow each other with nothing between them:
-
-    turn(fill 0) [late] G0 G1 G2 turn(check 0, fill 1) [late] G0 G1 G2 ... turn(check K - 1)
-
-A *spaced* graph has a turn after every gather instead, which checks that gather and fills the next.
-"""
+"""One rank of a replay on a GPU: its buffers, its ledger, and the plan's graphs captured on its stream."""
 
 from __future__ import annotations
 
@@ -22,13 +15,12 @@ from nvcomm.jit import CompiledKernel
 from nvcomm.mailbox import WORD_BYTES
 from stress import ledger, oracle
 from stress.decode import BadWord, Origin, decode
+from stress.graph_steps import NOTHING, CollectiveStep, LateStep, TurnStep, steps_of
 from stress.graphs import Graph
 from stress.kernels.kernel import RankHandle, load, num_ctas
 from stress.kernels.late import Late, LateKernel
 from stress.kernels.turn import Turn, TurnKernel
-from stress.plan import GraphSpec, Plan, Sizes
-
-NOTHING: Sizes = (0,) * oracle.GATHERS_PER_REPLAY
+from stress.plan import GraphSpec, Plan
 
 
 class Gatherer(Protocol):
@@ -90,8 +82,8 @@ class GpuRank:
     def load(self) -> None:
         """Runs the turn and the late kernel once, on nothing: their first launches wait for the device."""
         with torch.cuda.stream(self.stream):
-            self._launch_turn(NOTHING, NOTHING, 0, 1, step=0)
-            self._launch_late(1)
+            self._launch_turn(TurnStep(NOTHING, NOTHING, 0, 1, 0))
+            self._launch(self._late, Late(1), 1)
         self.stream.synchronize()
         self.ledger.zero_()
         torch.cuda.synchronize()
@@ -131,58 +123,27 @@ class GpuRank:
 
     def _body(self, spec: GraphSpec) -> None:
         """Launches everything that one launch of a graph does."""
-        turns = _Turns(self._launch_turn)
-        last = len(spec.replays) - 1
-        first_fill = _only(spec.replays[0], 0) if spec.spaced else spec.replays[0]
-        turns.add(NOTHING, first_fill, step=0)
-        for number, sizes in enumerate(spec.replays):
-            upcoming = spec.replays[number + 1] if number < last else NOTHING
-            if spec.late_rank == self.comm.rank:
-                self._launch_late(turns.cell)
-            for gather, words in enumerate(sizes):
-                self._gather(gather, words)
-                is_last = gather == len(sizes) - 1
-                if spec.spaced and not is_last:
-                    turns.add(_only(sizes, gather), _only(sizes, gather + 1), step=0)
-            check = _only(sizes, len(sizes) - 1) if spec.spaced else sizes
-            fill = _only(upcoming, 0) if spec.spaced else upcoming
-            turns.add(check, fill, step=1, ends=number == last)
+        for step in steps_of(spec, self.comm.rank):
+            match step:
+                case TurnStep():
+                    self._launch_turn(step)
+                case LateStep():
+                    self._launch(self._late, Late(step.cell), 1)
+                case CollectiveStep():
+                    self._collect(step)
 
-    def _gather(self, gather: int, words: int) -> None:
-        x = self.x[gather, :words]
-        out = self.out[gather, : words * self.comm.world_size].view(self.comm.world_size, words)
+    def _collect(self, step: CollectiveStep) -> None:
+        x = self.x[step.gather, : step.words]
+        out = self.out[step.gather, : step.words * self.comm.world_size].view(self.comm.world_size, step.words)
         self.comm.all_gather(x, out=out)
 
-    def _launch_turn(self, check: Sizes, fill: Sizes, cell_in: int, cell_out: int, *, step: int) -> None:
-        self._launch(self._turn, Turn(check, fill, cell_in, cell_out, step), num_ctas(max(*check, *fill)))
-
-    def _launch_late(self, cell: int) -> None:
-        self._launch(self._late, Late(cell), 1)
+    def _launch_turn(self, turn: TurnStep) -> None:
+        work = Turn(turn.check, turn.fill, turn.cell_in, turn.cell_out, turn.step)
+        self._launch(self._turn, work, num_ctas(max(*turn.check, *turn.fill)))
 
     def _launch(self, kernel: CompiledKernel, work: tuple[Any, ...], ctas: int) -> None:
         """Launches a kernel of the harness on the rank's stream."""
         kernel(work, self.handle, ctas, self.stream.cuda_stream)
-
-
-class _Turns:
-    """Numbers the turns of a graph: each reads the ledger cell that the one before it wrote."""
-
-    def __init__(self, launch: Any) -> None:
-        self._launch = launch
-        self.cell = 0
-
-    def add(self, check: Sizes, fill: Sizes, *, step: int, ends: bool = False) -> None:
-        """Launches one turn; the last one of a graph leaves the count where the next launch looks for it."""
-        cell_out = 0 if ends else self.cell + 1
-        if cell_out >= ledger.NUM_CELLS:
-            raise ValueError(f"a graph of more than {ledger.NUM_CELLS} turns does not fit the ledger")
-        self._launch(check, fill, self.cell, cell_out, step=step)
-        self.cell = cell_out
-
-
-def _only(sizes: Sizes, gather: int) -> Sizes:
-    """The sizes of one gather, nothing for the others."""
-    return tuple(words if g == gather else 0 for g, words in enumerate(sizes))
 
 
 def _aligned(words: int) -> int:

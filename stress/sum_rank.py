@@ -7,6 +7,7 @@ the stress run's own, and for a boundary mixed by another.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,13 +15,14 @@ import torch
 from nvcomm.jit import CompiledKernel
 from stress import sum_oracle
 from stress.decode import BadWord, Origin
-from stress.gpu_rank import NOTHING, Gatherer, GpuRank
+from stress.gpu_rank import Gatherer, GpuRank
+from stress.graph_steps import NOTHING, CollectiveStep, TurnStep
 from stress.kernels.add_rows import AddRowsKernel, Rows
 from stress.kernels.boundary_check import BoundaryCheckKernel, BoundaryOutputs
 from stress.kernels.boundary_fill import BoundaryFillKernel, BoundaryInputs
 from stress.kernels.kernel import load, num_ctas
 from stress.kernels.sum_turn import SumTurn, SumTurnKernel
-from stress.plan import MAX_BYTES, Plan, Sizes
+from stress.plan import MAX_BYTES, Plan
 from stress.sum_oracle import EPS, STREAMS, Way
 
 HIDDEN = 5120
@@ -60,7 +62,6 @@ class SumRank(GpuRank):
         self._check = load(BoundaryCheckKernel(comm.world_size, HIDDEN, compare=True))
         self._mix = load(BoundaryCheckKernel(comm.world_size, HIDDEN, compare=False))
         self._mhc: Any = None
-        self._cell = 0  # the ledger cell that holds the number of the replay whose collectives are launched
 
     @property
     def _has_boundaries(self) -> bool:
@@ -96,12 +97,13 @@ class SumRank(GpuRank):
     def _way(self, gather: int, words: int) -> Way:
         return sum_oracle.way_of(self._op, gather, words)
 
-    def _gather(self, gather: int, words: int) -> None:
+    def _collect(self, step: CollectiveStep) -> None:
+        gather, words = step.gather, step.words
         way = self._way(gather, words)
         if way == "gather":
-            super()._gather(gather, words)
+            super()._collect(step)
         elif sum_oracle.is_boundary(way):
-            self._bound(gather, sum_oracle.rows_of(words, self._max_rows), way)
+            self._bound(step, sum_oracle.rows_of(words, self._max_rows), way)
         elif self._emulate:
             start, stop = self._held(way, words)
             self._emulate_sum(self.x[gather, :words], start, stop, self.out[gather])
@@ -125,13 +127,13 @@ class SumRank(GpuRank):
         work = Rows(rows.data_ptr(), words, start, stop, out.data_ptr())
         self._launch(self._add_rows, work, num_ctas(stop - start))
 
-    def _bound(self, gather: int, rows: int, way: Way) -> None:
+    def _bound(self, step: CollectiveStep, rows: int, way: Way) -> None:
         """One boundary of `rows` rows."""
-        case = self._boundaries[gather]
+        case = self._boundaries[step.gather]
         if self._emulate:
             words = rows * _ROW_WORDS
             self._emulate_sum(case.x[:rows].view(-1).view(torch.int32), 0, words, self._y)
-            self._settle(self._mix, gather, rows, self._cell)
+            self._settle(self._mix, step.gather, rows, step.cell)
             return
         protocol = way.removeprefix("mhc_")
         self._mhc(
@@ -148,37 +150,36 @@ class SumRank(GpuRank):
         )  # fmt: skip
         self._launch(kernel, work, min(rows, MAX_CTAS))
 
-    def _launch_turn(self, check: Sizes, fill: Sizes, cell_in: int, cell_out: int, *, step: int) -> None:
+    def _launch_turn(self, turn: TurnStep) -> None:
         start, stop, numbers = list(NOTHING), list(NOTHING), list(NOTHING)
         gathered, sent, checked = list(NOTHING), list(NOTHING), 0
-        for gather, (done, coming) in enumerate(zip(check, fill, strict=True)):
+        for gather, (done, coming) in enumerate(zip(turn.check, turn.fill, strict=True)):
             if done and (way := self._way(gather, done)) == "gather":
                 gathered[gather] = done
             elif done:
                 checked += 1
                 if sum_oracle.is_boundary(way):
                     rows = sum_oracle.rows_of(done, self._max_rows)
-                    self._settle(self._check, gather, rows, cell_in)
+                    self._settle(self._check, gather, rows, turn.cell_in)
                 else:
                     start[gather], stop[gather] = self._held(way, done)
             if coming and (way := self._way(gather, coming)) == "gather":
                 sent[gather] = coming
             elif coming and sum_oracle.is_boundary(way):
-                self._launch_fill(gather, sum_oracle.rows_of(coming, self._max_rows), cell_in, step)
+                self._launch_fill(gather, sum_oracle.rows_of(coming, self._max_rows), turn)
             elif coming:
                 numbers[gather] = coming
         if checked or any(numbers):
             longest = max(*numbers, *(b - a for a, b in zip(start, stop, strict=True)))
-            work = SumTurn(tuple(start), tuple(stop), tuple(numbers), checked, cell_in, step)
+            work = SumTurn(tuple(start), tuple(stop), tuple(numbers), checked, turn.cell_in, turn.step)
             self._launch(self._sum_turn, work, num_ctas(longest))
-        super()._launch_turn(tuple(gathered), tuple(sent), cell_in, cell_out, step=step)
-        self._cell = cell_out
+        super()._launch_turn(replace(turn, check=tuple(gathered), fill=tuple(sent)))
 
-    def _launch_fill(self, gather: int, rows: int, cell: int, step: int) -> None:
+    def _launch_fill(self, gather: int, rows: int, turn: TurnStep) -> None:
         case = self._boundaries[gather]
         work = BoundaryInputs(
             case.x.data_ptr(), case.residual.data_ptr(), case.post.data_ptr(), case.comb.data_ptr(),
-            case.pre.data_ptr(), gather, rows, cell, step,
+            case.pre.data_ptr(), gather, rows, turn.cell_in, turn.step,
         )  # fmt: skip
         self._launch(self._fill, work, min(rows, MAX_CTAS))
 

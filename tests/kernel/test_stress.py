@@ -17,7 +17,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("cutlass")
 
 from stress import oracle, report  # noqa: E402
-from stress.gpu_rank import NOTHING, GpuRank  # noqa: E402
+from stress.gpu_rank import GpuRank  # noqa: E402
+from stress.graph_steps import NOTHING, TurnStep  # noqa: E402
 from stress.plan import GraphSpec, Plan, PlanConfig  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -54,7 +55,7 @@ def turn(rank, check, fill, *, replay, step=0):
     """One turn at `replay`; returns what the ledger says then."""
     rank.ledger[0] = replay
     torch.cuda.synchronize()
-    rank._launch_turn(check, fill, 0, 1, step=step)
+    rank._launch_turn(TurnStep(check, fill, 0, 1, step))
     torch.cuda.synchronize()
     rank.snapshot()
     torch.cuda.synchronize()
