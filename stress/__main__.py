@@ -106,19 +106,19 @@ def _runner(options: Options, config: RunConfig, console: Console) -> Runner:
 
         return HostRunner()
     try:
-        from stress import replay_gpu
+        from stress import gpu_runners
     except ImportError as error:
         raise UnsupportedError(
             f"the GPU worlds need the CUDA packages ({error}): pip install 'nvcomm[cu13]'"
         ) from error
-    device = replay_gpu.device_of(int(other("LOCAL_RANK") or 0))
+    device = gpu_runners.device_of(int(other("LOCAL_RANK") or 0))
 
     def on_hang(hung: RunConfig, outcome: Outcome) -> int:
         return _finish(options, hung, outcome, None, console, reports=True)
 
     if config.world == "virtual":
-        return replay_gpu.VirtualRunner(device, on_hang)
-    return replay_gpu.PeerRunner(device, on_hang)
+        return gpu_runners.VirtualRunner(device, on_hang)
+    return gpu_runners.PeerRunner(device, on_hang)
 
 
 if __name__ == "__main__":

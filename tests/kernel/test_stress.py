@@ -139,7 +139,8 @@ class Skipper:
 
 def test_a_rank_that_leaves_a_call_out_is_named():
     import nvcomm
-    from stress import replay_gpu
+    from stress.processes import Alone
+    from stress.replay_gpu import replay
     from stress.run import Progress, RunConfig
 
     config = RunConfig("virtual", "auto", "mailbox", "all_gather", RANKS, 3, 80, None, 1.0)
@@ -147,9 +148,7 @@ def test_a_rank_that_leaves_a_call_out_is_named():
         comms = [Skipper(comm) if comm.rank == RANK else comm for comm in world]
         streams = [world.stream(rank) for rank in range(RANKS)]
         hangs = []
-        outcome = replay_gpu.replay(
-            comms, streams, config, Progress(), lambda _, hang: hangs.append(hang), replay_gpu.Alone()
-        )
+        outcome = replay(comms, streams, config, Progress(), lambda _, hang: hangs.append(hang), Alone())
     assert hangs == []
     assert outcome.hang is not None
     assert RANK in outcome.hang.root_ranks

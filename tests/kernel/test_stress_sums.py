@@ -9,7 +9,7 @@ import torch
 import nvcomm
 from nvcomm.collectives.all_reduce_mhc import AllReduceMhc
 from stress.control import Control
-from stress.replay_gpu import VirtualRunner
+from stress.gpu_runners import VirtualRunner
 from stress.run import Outcome, Progress, RunConfig
 
 pytestmark = pytest.mark.gpu

@@ -14,7 +14,7 @@ pytest.importorskip("cutlass")
 
 from nvcomm.errors import GroupError, UsageError
 from nvcomm.group import local_groups
-from stress import replay_gpu, report
+from stress import gpu_runners, processes, report
 from stress.decode import BadWord, Origin
 from stress.gpu_facts import last_seen, merge_facts
 from stress.hang import Hang, Position, Wait
@@ -82,7 +82,7 @@ def test_processes_agree_and_tell_each_other_what_they_saw():
     groups = local_groups(2)
 
     def process(rank: int):
-        others = replay_gpu.Others(groups[rank], "run1", 1.0)
+        others = processes.Others(groups[rank], "run1", 1.0)
         return others.agree(rank == 1), others.agree(False), others.gather(facts(bad_words=rank))
 
     first, second = together(lambda: process(0), lambda: process(1))
@@ -96,7 +96,7 @@ def test_a_run_that_ranks_left_at_different_places_does_not_spoil_the_next():
 
     def process(rank: int):
         for name in ("run1", "run2"):
-            others = replay_gpu.Others(groups[rank], name, 1.0)
+            others = processes.Others(groups[rank], name, 1.0)
             if name == "run2" or rank == 0:
                 # Rank 1 leaves run 1 without asking: rank 0 notices, within the timeout.
                 with pytest.raises(GroupError) if name == "run1" else contextlib.nullcontext():
@@ -110,8 +110,8 @@ def test_a_run_that_ranks_left_at_different_places_does_not_spoil_the_next():
 
 def test_a_process_that_is_gone_makes_it_a_hang(monkeypatch):
     groups = local_groups(2)
-    others, _ = together(*[lambda group=group: replay_gpu.Others(group, "run1", 1.0) for group in groups])
-    monkeypatch.setattr(replay_gpu, "MEET_S", 0.3)
+    others, _ = together(*[lambda group=group: processes.Others(group, "run1", 1.0) for group in groups])
+    monkeypatch.setattr(processes, "MEET_S", 0.3)
     outcome = merge_facts(others.gather(facts()), 2, 8, 1.0)
     assert outcome.hang is not None
     assert "rank 1" in outcome.hang.reason
@@ -136,8 +136,8 @@ CONFIG = RunConfig("peer", "auto", "mailbox", "all_gather", 2, 1, 10, None, 1.0)
 def agreed(monkeypatch, *configs: RunConfig):
     """What each process makes of the config it was started with."""
     waiting = iter(local_groups(2))
-    monkeypatch.setattr(replay_gpu.groups, "from_environment", lambda: next(waiting))
-    runners = [replay_gpu.PeerRunner("cuda", print) for _ in configs]
+    monkeypatch.setattr(gpu_runners.groups, "from_environment", lambda: next(waiting))
+    runners = [gpu_runners.PeerRunner("cuda", print) for _ in configs]
 
     def ask(runner, config):
         try:
