@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import os
-import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -14,23 +11,20 @@ import torch
 from nvcomm import log
 from nvcomm.arguments import check_input, check_output, part_shape
 from nvcomm.collectives.all_reduce_mhc_checks import sizes_of
+from nvcomm.engine_owner import EngineOwner
 from nvcomm.env import settings
-from nvcomm.errors import NvcommError, UsageError
+from nvcomm.errors import UsageError
 from nvcomm.group import as_group
-from nvcomm.host.headers import MAX_TAG
-from nvcomm.options import DEFAULT_MAX_BYTES, Options, Pdl, Protocol, Transport, is_count
-from nvcomm.stats import Audit, Stats
-from nvcomm.watcher import Watcher
+from nvcomm.options import DEFAULT_MAX_BYTES, Options, Pdl, Protocol, Transport
 from nvcomm.worlds import Engine, build_rank, device_of_all
 
 if TYPE_CHECKING:
     from nvcomm.collectives.all_reduce import ReduceOp, ReduceProtocol
     from nvcomm.collectives.all_reduce_mhc import AllReduceMhc
     from nvcomm.collectives.all_reduce_mhc_config import MhcPart
-    from nvcomm.virtual import VirtualWorld
 
 
-class Communicator:
+class Communicator(EngineOwner):
     """One rank's end of a group.
 
     Attributes:
@@ -48,6 +42,9 @@ class Communicator:
         >>> comm = nvcomm.Communicator(dist.group.WORLD, "cuda")
         >>> y = comm.all_gather(x)  # (world_size, *x.shape)
     """
+
+    # (hidden, streams) -> the first boundary that was built for it
+    _boundaries: dict[tuple[int, int], AllReduceMhc]
 
     def __init__(
         self,
@@ -89,7 +86,8 @@ class Communicator:
         ranks = as_group(group)
         log.configure(ranks.rank)
         target = device_of_all(ranks, device, timeout_s)
-        self._attach(build_rank(ranks, target, options), target, max_bytes)
+        super().__init__(build_rank(ranks, target, options), target, max_bytes)
+        self._boundaries = {}
 
     @classmethod
     def from_engine(
@@ -97,44 +95,9 @@ class Communicator:
     ) -> Self:
         """A communicator over an engine that exists already, with a stream of its own (virtual worlds)."""
         comm = cls.__new__(cls)
-        comm._attach(engine, device, max_bytes)
-        comm.stream = stream
+        EngineOwner.__init__(comm, engine, device, max_bytes, stream)
+        comm._boundaries = {}
         return comm
-
-    def _attach(self, engine: Engine, device: torch.device, max_bytes: int) -> None:
-        self._engine: Engine | None = engine
-        self._pid = os.getpid()
-        self.stream: torch.cuda.Stream | None = None
-        self.pending: object = None
-        self._boundaries: dict[tuple[int, int], AllReduceMhc] = {}
-        self.rank = engine.rank
-        self.world_size = engine.world_size
-        self.device = device
-        self.max_bytes = max_bytes
-        log.logger.info("rank %d of %d on %s: calls of up to %d bytes", self.rank, self.world_size, device, max_bytes)
-
-    @property
-    def engine(self) -> Engine:
-        """The engine below; raises UsageError once closed, or in a forked child."""
-        if self._engine is None:
-            raise UsageError(f"rank {self.rank}: this communicator is closed; build a new one.")
-        if os.getpid() != self._pid:
-            raise UsageError(
-                f"rank {self.rank}: this communicator belongs to process {self._pid} and was used in {os.getpid()}, "
-                "forked from it: build one in the child, or start processes with spawn."
-            )
-        return self._engine
-
-    @property
-    def tag(self) -> int:
-        """The caller's own mark of the calls that follow, 0 to 65535; compared with NVCOMM_DEVICE_CHECKS=1 (R11)."""
-        return self.engine.tag
-
-    @tag.setter
-    def tag(self, tag: int) -> None:
-        if not is_count(tag, 0, MAX_TAG):
-            raise UsageError(f"rank {self.rank}: tag is {tag!r}; wanted a whole number from 0 to {MAX_TAG}.")
-        self.engine.tag = tag
 
     def all_gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Every rank's `x`, bit for bit, in rank order.
@@ -299,24 +262,10 @@ class Communicator:
             self.mhc(key[0], num_streams=key[1])
         return self._boundaries[key](x, residual, post, comb, pre, norm_weight, eps, protocol=protocol)
 
-    def begin(self, op: str, *, pending: object = None, completes: bool = False) -> None:
-        """What every collective does before it is launched: raises what was recorded, and pairs halves of operations.
-
-        Args:
-            op: its name.
-            pending: the operation that has to come next, if `op` is a first half; what `str` names it.
-            completes: whether `op` is a second half.
-
-        Raises:
-            UsageError: a first half waits for its second.
-            PeerTimeoutError, CollectiveMismatchError: an earlier call failed.
-        """
-        if self.pending is not None and not completes:
-            raise UsageError(
-                f"{op}: a contribution was published and not yet collected: {self.pending} has to be next."
-            )
-        self.check()
-        self.pending = pending
+    def close(self) -> None:
+        """Gives everything back. Local; on every rank, once no call is under way and no graph of its calls will run."""
+        self._boundaries.clear()
+        super().close()
 
     def _make_ready(self, op: ReduceOp, dtype: torch.dtype) -> None:
         engine = self.engine
@@ -328,71 +277,3 @@ class Communicator:
                 "the communicator (in a virtual world: of the world) before the capture and before any rank's call."
             )
         engine.prepare(op, dtype)
-
-    def serving(self) -> AbstractContextManager[None]:
-        """With the delayed transport on a GPU: delivers what the calls inside the block publish, captured or not.
-
-        A copy may land after its collective has ended, but not after the block. Calls outside a block have one each.
-        On other transports it does nothing.
-        """
-        return self.engine.serving()
-
-    def check(self) -> None:
-        """Raises what this rank recorded, for instance PeerTimeoutError. Costs a memory read where all is well."""
-        error = self.engine.fault()
-        if error is not None:
-            raise error
-
-    def watch(self, on_fault: Callable[[NvcommError], object], interval_s: float = 0.1) -> Watcher:
-        """Calls `on_fault(error)` from another thread when this rank breaks: for servers that only replay graphs.
-
-        Returns:
-            A context manager; see `nvcomm.watcher.Watcher`.
-        """
-        return Watcher(self, on_fault, interval_s)
-
-    def stats(self) -> Stats:
-        """Calls, bytes, escapes and longest waits since construction. CUDA: waits for the device."""
-        return self.engine.stats()
-
-    def audit(self) -> Audit:
-        """Reads this rank's mailbox back, between calls: anything but 0 dirty words is a bug. CUDA: waits."""
-        return self.engine.audit()
-
-    def reset(self) -> None:
-        """Brings a broken communicator back. Collective, blocking; every rank must be alive (R10b).
-
-        Raises:
-            GroupError: a rank did not take part in time; the communicator stays broken: build a new one.
-        """
-        self.engine.reset()
-        self.forget_pending()
-        log.logger.info("rank %d of %d: reset", self.rank, self.world_size)
-
-    def forget_pending(self) -> None:
-        """After a reset no first half of an operation waits for its second."""
-        self.pending = None
-
-    def close(self) -> None:
-        """Gives everything back. Local; on every rank, once no call is under way and no graph of its calls will run."""
-        engine, self._engine = self._engine, None
-        self._boundaries.clear()
-        if engine is not None and os.getpid() == self._pid:
-            engine.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_engine", None) is not None and self._pid == os.getpid():
-            warnings.warn(f"rank {self.rank}: a communicator was not closed", ResourceWarning, stacklevel=2)
-
-
-def virtual_world(world_size: int, device: torch.device | str | int | None = None, **options: object) -> VirtualWorld:
-    """All ranks in this process: streams on one GPU, or threads on the CPU. See `nvcomm.virtual.VirtualWorld`."""
-    from nvcomm.virtual import VirtualWorld
-
-    return VirtualWorld(world_size, device, **options)  # type: ignore[arg-type]
