@@ -11,6 +11,7 @@ import torch
 
 from nvcomm.errors import GroupError, PeerTimeoutError
 from stress.drive import Driver
+from stress.emulated_sum_rank import EmulatedSumRank
 from stress.gpu_facts import collect_facts, find_positions, find_waits, last_seen, merge_facts
 from stress.gpu_rank import GpuRank
 from stress.hang import Hang
@@ -78,5 +79,5 @@ def replay(
 def _rank(config: RunConfig, comm: Any, plan: Plan, stream: torch.cuda.Stream) -> GpuRank:
     if config.op == "all_gather":
         return GpuRank(comm, plan, comm.device, stream)
-    # The known-bad protocol has gathers alone: sums are made of them.
-    return SumRank(comm, plan, comm.device, stream, config.op, emulate=config.protocol != "mailbox")
+    kind = SumRank if config.protocol == "mailbox" else EmulatedSumRank
+    return kind(comm, plan, comm.device, stream, config.op)
