@@ -15,7 +15,7 @@ import sys
 
 import torch
 
-from decode.topk import launch
+from decode.topk import launch, num_sms
 from decode.topk_config import choose_config
 from decode.topk_select import NUM_STAMPS
 
@@ -26,7 +26,8 @@ CALLS = 10
 
 def readings(rows: int, columns: int, k: int) -> torch.Tensor:
     """(rows, NUM_STAMPS) clock readings of the last of ten calls in a graph."""
-    config = dataclasses.replace(choose_config(rows, columns, k), stamps=True)
+    device = torch.device("cuda", torch.cuda.current_device())
+    config = dataclasses.replace(choose_config(rows, columns, k, num_sms=num_sms(device)), stamps=True)
     logits = torch.randn(rows, columns, device="cuda").to(torch.bfloat16)
     lengths = torch.full((rows,), columns, dtype=torch.int32, device="cuda")
     out = torch.empty(rows, k, dtype=torch.int32, device="cuda")
@@ -42,12 +43,18 @@ def readings(rows: int, columns: int, k: int) -> torch.Tensor:
     return out[:, :NUM_STAMPS].cpu().to(torch.int64) & 0xFFFFFFFF
 
 
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--k", type=int, default=512)
+    made.add_argument("--cells", default=CELLS, help="rows x columns, comma-separated")
+    made.add_argument("--clock-mhz", type=float, default=1980.0, help="to turn cycles into ns")
+    return made
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--k", type=int, default=512)
-    parser.add_argument("--cells", default=CELLS, help="rows x columns, comma-separated")
-    parser.add_argument("--clock-mhz", type=float, default=1980.0, help="to turn cycles into ns")
-    args = parser.parse_args()
+    """Prints the table."""
+    args = parser().parse_args()
     sys.stdout.write(f"# {torch.cuda.get_device_name()}, k={args.k}, ns, median over rows\n")
     sys.stdout.write("# rows x columns | " + " | ".join(STEPS) + "\n")
     for cell in args.cells.split(","):
