@@ -14,7 +14,6 @@ from nvcomm._version import __version__
 
 if TYPE_CHECKING:
     from nvcomm.communicator import Communicator as Communicator
-    from nvcomm.communicator import virtual_world as virtual_world
     from nvcomm.env import Settings as Settings
     from nvcomm.env import settings as settings
     from nvcomm.errors import CapabilityError as CapabilityError
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from nvcomm.errors import PeerTimeoutError as PeerTimeoutError
     from nvcomm.errors import UnsupportedError as UnsupportedError
     from nvcomm.errors import UsageError as UsageError
+    from nvcomm.virtual import virtual_world as virtual_world
 
 # Public name -> the module that defines it.
 _HOME = {
@@ -39,7 +39,7 @@ _HOME = {
     "UnsupportedError": "nvcomm.errors",
     "UsageError": "nvcomm.errors",
     "settings": "nvcomm.env",
-    "virtual_world": "nvcomm.communicator",
+    "virtual_world": "nvcomm.virtual",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]

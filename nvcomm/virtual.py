@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class VirtualWorld(Sequence[Communicator]):
-    """The communicators of all ranks, and calls that make them work together.
+    """The communicators of all ranks, and calls that make them work together; public as `nvcomm.virtual_world`.
 
     A rank's kernel waits for its peers' kernels, so whoever calls the ranks one by one on a GPU must not let the
     device synchronise in between (R9). The group calls below see to that.
@@ -171,3 +171,7 @@ class VirtualWorld(Sequence[Communicator]):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+# Its public name: to a user it is a call like any other.
+virtual_world = VirtualWorld
