@@ -264,8 +264,8 @@ class Communicator(EngineOwner):
 
     def close(self) -> None:
         """Gives everything back. Local; on every rank, once no call is under way and no graph of its calls will run."""
-        self._boundaries.clear()
         super().close()
+        self._boundaries.clear()
 
     def _make_ready(self, op: ReduceOp, dtype: torch.dtype) -> None:
         engine = self.engine
