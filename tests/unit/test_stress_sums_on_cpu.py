@@ -12,7 +12,7 @@ pytest.importorskip("cutlass")
 from nvcomm.mailbox import EMPTY, ESCAPE
 from nvcomm.reference import collectives as reference
 from stress import ledger, sum_oracle
-from stress.host_sums import SumOracle, contribution, total, wrong_words
+from stress.host_sum_oracle import SumOracle, contribution, total, wrong_words
 from stress.kernels.add_rows import Rows
 from stress.kernels.boundary_check import BoundaryOutputs
 from stress.kernels.boundary_fill import BoundaryInputs
