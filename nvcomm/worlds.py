@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
@@ -101,6 +103,8 @@ def device_of_all(group: Group, device: torch.device | str | int | None, timeout
 
     def attempt() -> str:
         found.append(resolve_device(device))
+        if found[0].type == "cuda":
+            _gpu_worlds()  # a rank that has no compiler says so here, to all
         return found[0].type
 
     kinds = vote(group, "nvcomm.device", attempt, timeout_s)
@@ -115,9 +119,7 @@ def build_rank(group: Group, device: torch.device, options: Options) -> Engine:
     """One rank of a world of processes. Collective; see `Communicator`."""
     check_world_size(group.world_size)
     if device.type == "cuda":
-        from nvcomm.collectives.world import build_peer
-
-        return build_peer(group, device, options)
+        return cast("Engine", _gpu_worlds().build_peer(group, device, options))
     from nvcomm.host.world import build_rank as build_host
 
     return build_host(group, options, **_host_options(options))
@@ -127,12 +129,21 @@ def build_world(world_size: int, device: torch.device, options: Options) -> Worl
     """All ranks in this process; see `nvcomm.virtual.VirtualWorld`."""
     check_world_size(world_size)
     if device.type == "cuda":
-        from nvcomm.collectives.world import CudaWorld
-
-        return CudaWorld(world_size, device, options)
+        return cast("World", _gpu_worlds().CudaWorld(world_size, device, options))
     from nvcomm.host.world import ThreadWorld
 
     return ThreadWorld(world_size, options, **_host_options(options))
+
+
+def _gpu_worlds() -> ModuleType:
+    """`nvcomm.collectives.world`, which needs the compiler of kernels."""
+    try:
+        return importlib.import_module("nvcomm.collectives.world")
+    except ImportError as error:
+        raise UnsupportedError(
+            f"GPU tensors need the CuTe DSL, which cannot be imported here ({error}): pip install 'nvcomm[cu13]', or "
+            "take device='cpu'."
+        ) from error
 
 
 def _host_options(options: Options) -> dict[str, Any]:

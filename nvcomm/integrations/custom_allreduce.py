@@ -97,7 +97,7 @@ class CustomAllreduce:
             return
         try:
             comm = Communicator(group, self.device, **self.options())
-        except CapabilityError as error:  # the same on every rank, so all of them go on without
+        except (CapabilityError, UnsupportedError) as error:  # the same on every rank, so all of them go on without
             self.log.warning("nvcomm is off: %s", error)
             return
         self._comm = comm
@@ -166,7 +166,7 @@ class CustomAllreduce:
             registered: not used: inputs are read where they lie.
         """
         out = torch.empty_like(inp) if out is None else out
-        x = inp.contiguous()
+        x = inp.detach().contiguous()
         # Strides other than plain ones need a copy in, and one out.
         y = out if out.is_contiguous() else torch.empty_like(x)
         step = self.max_size // inp.element_size()
@@ -185,7 +185,7 @@ class CustomAllreduce:
         """
         if not self.should_custom_all_gather(inp):
             return None
-        return self.comm.all_gather(inp).flatten(0, 1)
+        return self.comm.all_gather(inp.detach()).flatten(0, 1)
 
     def should_custom_reduce_scatter(self, inp: torch.Tensor) -> bool:
         """Whether `custom_reduce_scatter` takes `inp`."""
@@ -202,7 +202,7 @@ class CustomAllreduce:
         """(n / world_size, ...) of inputs (n, ...): this rank's part of the sum; None as above."""
         if not self.should_custom_reduce_scatter(inp):
             return None
-        return self.comm.reduce_scatter(inp)
+        return self.comm.reduce_scatter(inp.detach())
 
     @property
     def comm(self) -> Communicator:
@@ -241,7 +241,10 @@ class CustomAllreduce:
         raise UnsupportedError("nvcomm has given out no shared buffer.")
 
     def _takes(self, inp: torch.Tensor, dtypes: tuple[torch.dtype, ...] | None = None) -> bool:
-        return not self.disabled and inp.device == self.device and (dtypes is None or inp.dtype in dtypes)
+        if self.disabled or inp.device != self.device or not (dtypes is None or inp.dtype in dtypes):
+            return False
+        plain = inp.layout == torch.strided and not inp.is_nested and not inp.is_quantized
+        return plain and not (inp.is_conj() or inp.is_neg())
 
     def _stream_captures(self) -> bool:
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()

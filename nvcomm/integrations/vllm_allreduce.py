@@ -29,6 +29,10 @@ class VllmAllreduce(CustomAllreduce):
         """
         additional = getattr(get_current_vllm_config_or_none(), "additional_config", None)
         chosen = additional.get("nvcomm", {}) if isinstance(additional, dict) else {}
+        if not isinstance(chosen, dict):
+            raise UsageError(
+                f"additional_config['nvcomm'] is {chosen!r}; wanted an object of options: {list(OPTIONS)}."
+            )
         unknown = sorted(set(chosen) - set(OPTIONS))
         if unknown:
             raise UsageError(f"additional_config['nvcomm'] has {unknown}; the options are {list(OPTIONS)}.")

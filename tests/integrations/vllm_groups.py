@@ -64,13 +64,13 @@ def main():
     tp = parallel_state.get_tp_group()
     operations(tp, rank, world_size)
     left_to_vllm(tp, rank, world_size)
-    config.additional_config["nvcomm"]["max_size"] = 1
-    with set_current_vllm_config(config):
-        try:
-            raise SystemExit(f"an option that does not exist was taken: {VllmAllreduce.options()}")
-        except UsageError as error:
-            refused = str(error)
-    assert "max_size" in refused
+    for wrong, says in (({"max_size": 1}, "max_size"), (True, "an object of options"), (None, "is None")):
+        config.additional_config["nvcomm"] = wrong
+        with set_current_vllm_config(config):
+            try:
+                raise SystemExit(f"options that do not exist were taken: {VllmAllreduce.options()}")
+            except UsageError as error:
+                assert says in str(error), error
     ours = tp.device_communicator.nvcomm
     parallel_state.destroy_model_parallel()
     assert ours.disabled
