@@ -97,3 +97,13 @@ def test_a_half_that_a_reset_forgot_or_that_was_refused_is_not_collected(seed):
             boundaries[0].collect(*case.common())
         ys = world.all_gather(case.xs)
         assert all(torch.equal(y, torch.stack(case.xs)) for y in ys)
+
+
+def test_a_close_that_is_refused_can_be_called_again():
+    with nvcomm.virtual_world(1, "cpu", max_bytes=4096, timeout_s=TIMEOUT_S) as world:
+        comm, engine = world[0], world[0].engine
+        with engine._busy, pytest.raises(nvcomm.UsageError, match="another thread is inside"):
+            comm.close()
+        comm.close()
+        with pytest.raises(nvcomm.UsageError, match="engine is closed"):
+            engine.check()
