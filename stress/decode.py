@@ -71,6 +71,12 @@ class BadWord:
         fields["seen_word"] = f"0x{self.seen_word:08x}"
         return fields
 
+    @property
+    def is_filling(self) -> bool:
+        """Whether it may be what a call leaves that timed out: of a sum, NaNs."""
+        halves = (self.seen_word & 0x7FFF, self.seen_word >> 16 & 0x7FFF)
+        return self.kind == "filled" or (self.kind in SUM_KINDS and all(half > 0x7F80 for half in halves))
+
     def order(self) -> tuple[bool, int, int]:
         """Which wrong word of a run to show first: the earliest stale one, as others follow from those."""
         return (self.kind != "stale", self.expected.replay, self.expected.gather)

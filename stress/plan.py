@@ -26,6 +26,7 @@ BIG_EVERY = 1000  # one graph in so many has gathers of up to MAX_BYTES
 ORDER_SALT = 0x165667B1
 LATE_SHARE = 0.5  # of the graphs: with a late rank
 SPACED_SHARE = 0.25  # of the graphs: with checks between the gathers
+MANY_LAUNCHES = 1 << 16  # in so many each graph has been launched, but for bad luck
 RAGGED_SHARE = 0.125  # of the gathers: sizes that are no multiple of 16 bytes
 
 Sizes = tuple[int, ...]
@@ -119,6 +120,13 @@ class Plan:
     def graph_of(self, replay: int) -> GraphSpec:
         """The graph that replay number `replay` of the run belongs to."""
         return self.graphs[int(self.order(replay // self.config.replays_per_graph, 1)[0])]
+
+    def sizes_of(self, replays: int) -> set[Sizes]:
+        """Row sizes of the gathers of a run's replays, each combination once; of the first MANY_LAUNCHES alone."""
+        launches, more = divmod(replays, self.config.replays_per_graph)
+        whole = np.unique(self.order(0, min(launches, MANY_LAUNCHES))).tolist()
+        sizes = {one for graph in whole for one in self.graphs[graph].replays}
+        return sizes | set(self.graph_of(replays).replays[:more])
 
     def row_words(self, gather: int, replay: int) -> int:
         """32-bit words per row of a gather."""

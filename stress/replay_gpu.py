@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from nvcomm.errors import GroupError, PeerTimeoutError
+from stress import sum_oracle
 from stress.drive import Driver
 from stress.emulated_sum_rank import EmulatedSumRank
 from stress.gpu_facts import collect_facts, find_positions, find_waits, last_seen, merge_facts
@@ -66,14 +68,14 @@ def replay(
                 cleanup.callback(ranks[-1].close)
                 ranks[-1].load()
                 watchdog.beat()
-            progress.stage = "replays"
             try:
                 launches, seconds = Driver(ranks, plan, watchdog, look).run(config, progress)
                 launched = launches * REPLAYS_PER_GRAPH
             except (PeerTimeoutError, GroupError) as error:  # GroupError: another process left
                 reason = str(error)
             facts = collect_facts(comms, ranks, reason)
-        return merge_facts(others.gather(facts), config.ranks, launched, seconds)
+        outcome = merge_facts(others.gather(facts), config.ranks, launched, seconds)
+    return replace(outcome, missing=sum_oracle.missing(config.op, plan.sizes_of(outcome.replays)))
 
 
 def _rank(config: RunConfig, comm: Any, plan: Plan, stream: torch.cuda.Stream) -> GpuRank:

@@ -54,6 +54,8 @@ class Report:
             found.append(f"{self.config.protocol} is known to be wrong")
         if not self.outcome.gathers:
             found.append("nothing was compared")
+        if self.outcome.missing:
+            found.append(f"the replays held no {', '.join(self.outcome.missing)}")
         if control is None:
             found.append("no control ran")
         elif not control.failed_as_it_must:
@@ -70,7 +72,7 @@ class Report:
     @property
     def exit_code(self) -> int:
         """What the process ends with. A hang behind wrong words is what they lead to, not what was found."""
-        found_bad = self.outcome.bad_words and not (self.outcome.first_bad and self.outcome.first_bad.kind == "filled")
+        found_bad = self.outcome.bad_words and not (self.outcome.first_bad and self.outcome.first_bad.is_filling)
         if self.outcome.hang and not found_bad:
             return EXIT_HANG
         return {"proven": EXIT_PROVEN, "unproven": EXIT_UNPROVEN, "failed": EXIT_BAD}[self.verdict]

@@ -78,6 +78,7 @@ class Outcome:
         stats: for each rank what its communicator counted.
         hang: set when the run did not end.
         transport: what "auto" turned out to be.
+        missing: collectives of the operation that no replay held.
     """
 
     replays: int
@@ -89,6 +90,7 @@ class Outcome:
     stats: tuple[dict[str, object], ...] = ()
     hang: Hang | None = None
     transport: Transport = "peer"
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -97,11 +99,9 @@ class Progress:
 
     Attributes:
         show: (replays finished, wrong words so far).
-        stage: names what is going on, for the watchdog.
     """
 
     show: Callable[[int, int], None] = field(default=lambda replays, bad_words: None)
-    stage: str = "set-up"
 
 
 class Runner(Protocol):

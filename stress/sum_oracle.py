@@ -14,7 +14,7 @@ Functions are written like those of `oracle.py`: with operators alone, `u32` bei
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from nvcomm.mailbox import ESCAPE
@@ -49,6 +49,12 @@ def way_of(op: str, gather: int, words: int) -> Way:
     """The collective that stands for a gather of `words` words in a run of `op`: the same on every rank."""
     ways = WAYS[op]
     return ways[(gather + words // 4) % len(ways)]
+
+
+def missing(op: str, sizes: Iterable[Sequence[int]]) -> tuple[Way, ...]:
+    """The collectives of an operation that replays of these sizes do not hold."""
+    held = {way_of(op, gather, words) for one in sizes for gather, words in enumerate(one)}
+    return tuple(way for way in WAYS[op] if way not in held)
 
 
 def is_boundary(way: Way) -> bool:

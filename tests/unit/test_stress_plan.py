@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from nvcomm.errors import UsageError
+from stress import sum_oracle
 from stress.plan import BIG_EVERY, MAX_BYTES, MIN_BYTES, SMALL_BYTES, Plan, PlanConfig
 
 
@@ -62,6 +63,22 @@ def test_a_replay_finds_its_graph():
         graph = plan.graphs[order[replay // 3]]
         assert plan.graph_of(replay) is graph
         assert plan.row_words(1, replay) == graph.replays[replay % 3][1]
+
+
+@pytest.mark.parametrize("replays", [1, 3, 4, 29, 3000])
+def test_a_run_knows_the_sizes_of_its_replays(replays):
+    plan = Plan(PlanConfig(4, 2, replays_per_graph=3, num_small=16))
+    want = {tuple(plan.row_words(gather, replay) for gather in range(3)) for replay in range(replays)}
+    assert plan.sizes_of(replays) == want
+
+
+def test_collectives_that_no_replay_held_are_missed():
+    assert sum_oracle.missing("all_gather", [(4, 8, 12)]) == ()
+    every = [(words,) for words in range(4, 400, 4)]
+    assert sum_oracle.missing("mixed", every) == ()
+    assert sum_oracle.missing("mixed", []) == sum_oracle.WAYS["mixed"]
+    without = [one for one in every if sum_oracle.way_of("mixed", 0, one[0]) != "scatter"]
+    assert sum_oracle.missing("mixed", without) == ("scatter",)
 
 
 @pytest.mark.parametrize(

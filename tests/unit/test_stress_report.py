@@ -1,36 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verdicts, exit codes, the report of a hang, the control, the watchdog and the ledger: without running anything."""
+"""Verdicts, exit codes, JSON, the table, and the report of a hang: without running anything."""
 
 from __future__ import annotations
 
 import io
 import json
-import threading
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from nvcomm.errors import PeerTimeoutError, UsageError
-from stress import ledger, oracle, report
-from stress.cli import parse
-from stress.control import CONTROL_ATTEMPTS, Control, run_control
-from stress.decode import BadWord, Origin
+from stress import report
+from stress.control import Control
+from stress.decode import BadWord
 from stress.hang import Hang, Position, Wait
-from stress.run import Outcome, Progress, RunConfig
-from stress.watchdog import Watchdog
+from tests.unit.stress_outcomes import CONFIG, CONTROL, FILLED, GOOD, STALE, WAIT, WRONG, outcome
 
-CONFIG = RunConfig("host", "peer", "mailbox", "all_gather", 4, 1, 10, None, 1.0)
-STALE = BadWord(1, Origin(0, 1, 9, 5), 0x11111111, 0x22222222, "stale", Origin(2, 0, 8, 7))
-FILLED = BadWord(1, Origin(0, 1, 9, 5), 0x11111111, 0xFFFFFFFF, "filled", None)
-GOOD = Outcome(replays=10, gathers=30, bad_words=0, first_bad=None, seconds=1.0)
-WRONG = Outcome(replays=10, gathers=30, bad_words=4, first_bad=STALE, seconds=1.0)
-CONTROL = Control(WRONG)
-WAIT = Wait(0, 2, 7, 1, 0, 1.5, 2)
-
-
-def outcome(**changes) -> Outcome:
-    return Outcome(**{name: getattr(GOOD, name) for name in GOOD.__slots__} | changes)
+# A call that timed out leaves 0xFF bytes, and sums of them are some NaN.
+SUM_OF_FILLING = replace(FILLED, kind="sum", seen_word=0x7FFFFFC0)
+WRONG_SUM = replace(SUM_OF_FILLING, seen_word=0x7FFF4188)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +36,10 @@ def outcome(**changes) -> Outcome:
         (outcome(hang=Hang("stuck", (WAIT,))), CONTROL, "failed", 124),
         (outcome(hang=Hang("stuck", (WAIT,)), bad_words=9, first_bad=FILLED), CONTROL, "failed", 124),
         (outcome(hang=Hang("stuck", (WAIT,)), bad_words=9, first_bad=STALE), CONTROL, "failed", 1),
+        (outcome(hang=Hang("stuck", (WAIT,)), bad_words=9, first_bad=SUM_OF_FILLING), CONTROL, "failed", 124),
+        (outcome(hang=Hang("stuck", (WAIT,)), bad_words=9, first_bad=WRONG_SUM), CONTROL, "failed", 1),
+        (outcome(bad_words=9, first_bad=SUM_OF_FILLING), CONTROL, "failed", 1),
+        (outcome(missing=("scatter",)), CONTROL, "unproven", 3),
     ],
 )
 def test_verdict_and_exit_code(seen, control, verdict, code):
@@ -101,151 +94,3 @@ def test_the_root_of_a_hang_is_whoever_waits_for_nobody():
     assert Hang("", (), (Position(0, 5, 1), Position(1, 5, 0), Position(2, 6, 0))).root_ranks == (1,)
     error = PeerTimeoutError(4, 2, generation=9, slot=1, word=6, waited_s=0.5, root_rank=7)
     assert Wait.of(error) == Wait(4, 2, 9, 1, 6, 0.5, 7)
-
-
-class ScriptedRunner:
-    """Gives one prepared outcome after the other."""
-
-    reports = True
-
-    def agreed(self, config: RunConfig) -> RunConfig:
-        return config
-
-    def __init__(self, *outcomes: Outcome) -> None:
-        self.outcomes = list(outcomes)
-        self.asked: list[RunConfig] = []
-
-    def run(self, config: RunConfig, progress: Progress) -> Outcome:
-        self.asked.append(config)
-        return self.outcomes.pop(0)
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-def test_a_control_that_hangs_before_it_shows_anything_gets_another_try():
-    runner = ScriptedRunner(outcome(gathers=0, hang=Hang("stuck")), WRONG)
-    control = run_control(runner, CONFIG, Progress())
-    assert control.failed_as_it_must
-    assert [one.protocol for one in runner.asked] == ["late-copy", "late-copy"]
-    assert runner.asked[0].seed != runner.asked[1].seed
-    assert all(one.stop_on_bad for one in runner.asked)
-
-
-def test_a_control_that_saw_only_damage_without_an_origin_gets_another_try():
-    damaged = outcome(bad_words=5, first_bad=replace(WRONG.first_bad, kind="unknown", seen=None))
-    runner = ScriptedRunner(damaged, WRONG)
-    assert run_control(runner, CONFIG, Progress()).failed_as_it_must
-    assert not run_control(ScriptedRunner(*[damaged] * CONTROL_ATTEMPTS), CONFIG, Progress()).failed_as_it_must
-
-
-@pytest.mark.parametrize("kind", ["addend", "sum", "streams", "norm"])
-def test_a_control_of_sums_fails_as_it_must_once_a_word_can_be_stale(kind):
-    """Before its second use no slot holds an earlier word: a sum wrong by then was formed or compared wrongly."""
-    for replay, gather, as_it_must in ((0, 0, False), (0, 1, False), (0, 2, True), (1, 0, True)):
-        first = replace(STALE, kind=kind, seen=None, expected=Origin(0, gather, replay, 5))
-        assert Control(outcome(bad_words=5, first_bad=first)).failed_as_it_must == as_it_must
-
-
-@pytest.mark.parametrize("kind", ["reserved", "filled", "unknown", "early", "misplaced"])
-def test_other_damage_is_no_proof_that_stale_words_are_seen(kind):
-    assert not Control(outcome(bad_words=5, first_bad=replace(STALE, kind=kind))).failed_as_it_must
-
-
-def test_a_control_that_ends_well_is_not_tried_until_it_fails():
-    runner = ScriptedRunner(GOOD, WRONG)
-    assert not run_control(runner, CONFIG, Progress()).failed_as_it_must
-    assert len(runner.asked) == 1
-
-
-@pytest.mark.parametrize("code", [124, 1])
-def test_the_watchdog_reports_and_ends_a_silent_run(code):
-    ended = threading.Event()
-    seen = []
-
-    def end(code: int) -> None:
-        seen.append(code)
-        ended.set()
-
-    def tell(hang: Hang) -> int:
-        seen.append(hang)
-        return code
-
-    with Watchdog(0.2, lambda reason: Hang(reason, (WAIT,)), tell, end):
-        assert ended.wait(5)
-    assert seen[0].reason.startswith("no progress for")
-    assert seen[1] == code
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_watchdog_that_cannot_report_ends_with_124():
-    ended = threading.Event()
-    codes = []
-
-    def end(code: int) -> None:
-        codes.append(code)
-        ended.set()
-
-    def explain(reason: str) -> Hang:
-        raise ValueError("cannot say")
-
-    with Watchdog(0.2, explain, lambda hang: 1, end):
-        assert ended.wait(5)
-    assert codes == [124]
-
-
-def test_the_watchdog_leaves_a_beating_run_alone():
-    ended = threading.Event()
-    with Watchdog(0.4, Hang, lambda hang: 124, lambda code: ended.set()) as watchdog:
-        for _ in range(20):
-            watchdog.beat()
-            assert not ended.wait(0.05)
-
-
-def test_a_ledger_reads_as_it_was_written():
-    words = [0] * ledger.LEDGER_WORDS
-    words[0], words[ledger.GATHERS] = 1000, 3000
-    assert ledger.read(words) == ledger.LedgerReading(1000, 3000, 0, None)
-    words[ledger.BAD_WORDS], words[ledger.LOCK] = 7, 1
-    words[ledger.FIRST_REPLAY : ledger.FIRST_SEEN + 1] = [900, 2, 3, 44, -5]
-    assert ledger.read(words).first == ledger.Mismatch(900, 2, 3, 44, 0xFFFFFFFB)
-    assert ledger.read(words).bad_words == 7
-
-
-def test_a_count_of_wrong_words_that_went_round_is_not_none():
-    words = [0] * ledger.LEDGER_WORDS
-    words[ledger.LOCK] = 1
-    assert ledger.read(words).bad_words == 1 << 32
-
-
-def test_a_run_ends_before_words_repeat():
-    assert CONFIG.replay_limit == 10
-    assert CONFIG.but(replays=None, duration_s=1e6).replay_limit == 1 << 27
-
-
-def test_defaults_of_the_command_line():
-    options = parse([])
-    assert (options.world, options.transport, options.protocol) == ("auto", "auto", "mailbox")
-    assert options.control
-    assert options.replays is None
-    assert options.duration_s == 45.0
-    assert parse(["--replays", "5"]).duration_s is None
-    assert not parse(["--protocol", "late-copy"]).control
-    assert not parse(["--control", "none"]).control
-    assert parse(["--seed", "0x10"]).seed == 16
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--transport", "multicast", "--world", "virtual"],
-        ["--timeout", "0"],
-        ["--op", "x"],
-        ["--control", "mailbox"],  # a protocol that holds would show nothing
-        ["--replays", str(oracle.MAX_REPLAYS + 1)],  # words would repeat
-    ],
-)
-def test_bad_arguments_end_with_2(arguments):
-    with pytest.raises(SystemExit) as ended:
-        parse(arguments)
-    assert ended.value.code == 2
