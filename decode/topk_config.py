@@ -150,9 +150,10 @@ def choose_config(
 ) -> TopkConfig:
     """The variant for a buffer of that size; the rows' lengths play no part.
 
-    As many CTAs a row as keep all rows resident at once, at most 8. With one CTA of 1,024 threads on a
-    multiprocessor, an H200 holds 15 clusters of 8 and 30 of 4 at once: a graphics processing cluster (GPC) of 16 to
-    18 multiprocessors holds two of 8, and some hold less. The widest rows need two CTAs to hold their maxima.
+    As many CTAs a row as keep all rows resident at once, at most 8; with more rows than multiprocessors some rows wait.
+    With one CTA of 1,024 threads on a multiprocessor, an H200 holds 15 clusters of 8 and 30 of 4 at once: a graphics
+    processing cluster (GPC) of 16 to 18 multiprocessors holds two of 8, and some hold less. The widest rows need two
+    CTAs to hold their maxima.
 
     Programmatic dependent launch saves half a microsecond, but places clusters wherever multiprocessors come free. From
     call to call a row then changes sides of the L2 cache, and what fits the cache once stops fitting: where much is

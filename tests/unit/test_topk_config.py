@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which top-k kernel a buffer's size takes: it fits shared memory and holds its rows, all resident at once."""
+"""Which top-k kernel a buffer's size takes: it fits shared memory, holds the rows, and few rows take turns."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_size_has_a_configuration_that_fits(rows, columns, k, mode, num_sm
     assert SharedLayout(config).received % 16 == 0
 
 
-def test_all_rows_are_resident_at_once():
+def test_all_rows_are_resident_at_once_up_to_one_a_multiprocessor():
     clusters = [choose_config(rows, 65_536, 512).cluster for rows in range(1, 193)]
     assert all(rows * cluster <= 132 for rows, cluster in enumerate(clusters[:132], 1))
     assert [clusters[rows - 1] for rows in (1, 15, 16, 30, 31, 66, 67, 192)] == [8, 8, 4, 4, 2, 2, 1, 1]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -119,6 +120,56 @@ def test_candidates_that_overflow_their_list(config, seed):
 def test_lengths_of_all_sizes(seed):
     lengths = [-5, 1, 511, 512, 513, 519, 520, 1023, 1024, 1025, 2047, 4095, 4096, 4097, 8191, 8193]
     check(SMALL, "random", 8200, lengths, seed)
+
+
+class FarRows(Memory):
+    """Rows of logits and of indices a stride apart, from FAR on; between them there is nothing."""
+
+    FAR = 1 << 40
+
+    def __init__(self, seed, stride):
+        super().__init__(seed)
+        self.stride, self.near = stride, []
+
+    def place(self, rows):
+        """Address of the first row."""
+        self.near += [self.allocate(row) for row in rows]
+        return self.FAR + (len(self.near) - len(rows)) * self.stride
+
+    def _checked(self, addr, size, right):
+        row, offset = divmod(addr.astype(np.int64) - self.FAR, self.stride)
+        far = (row >= 0) & (row < len(self.near))
+        local = np.array(self.near)[np.where(far, row, 0)] + offset
+        return super()._checked(np.where(far, local, addr), size, right)
+
+
+@pytest.mark.parametrize("stride", [(1 << 31) - 16, 1 << 31, 3 << 30, (5 << 30) + 16])
+@pytest.mark.parametrize("config", [SMALL, VARIANTS[4]], ids=["columns", "blocks"])
+def test_rows_far_apart(config, stride, seed):
+    """Byte offsets have 64 bits: cut to 32, they would lie outside of every allocation."""
+    logits, lengths = make_rows("random", 3, 9001, seed, "cpu"), torch.tensor([9001, 7, 5000], dtype=torch.int32)
+    memory = FarRows(seed, stride)
+    outs = np.full((3, config.k), -7, np.int32)
+    places = [memory.place(logits.view(torch.int16).numpy()), memory.allocate(lengths.numpy()), memory.place(outs)]
+    parameters = [*places, stride, stride, 9001, 1, 0]
+    grid, shared_bytes = (3 * config.cluster, 1, 1), TopkKernel(config).layout.total_bytes
+    launch = Launch(emulated(config), parameters, grid, config.threads, config.cluster, shared_bytes)
+    Machine(memory, seed).run([[launch]])
+    found = [np.frombuffer(memory.bytes_at(at, outs[0].nbytes), np.int32) for at in memory.near[3:]]
+    assert complaint(config, logits, lengths, torch.from_numpy(np.stack(found))) is None
+
+
+@pytest.mark.parametrize("config", [SMALL, VARIANTS[4]], ids=["columns", "blocks"])
+@pytest.mark.parametrize("columns", [0, 1, 7, 8, 9])
+def test_buffers_of_few_columns(config, columns, seed):
+    """Fewer than a vector of 8, or none; lengths beyond the buffer count as all of it."""
+    logits = make_rows("random", 3, columns, seed, "cpu", stride=16)
+    lengths = torch.tensor([columns, 2**31 - 1, -1], dtype=torch.int32)
+    out = run(emulated(config), config, logits, lengths, seed)
+    assert torch.equal(
+        (out >= 0).sum(1), torch.tensor([-(-columns // 8) if config.mode == "blocks" else columns] * 2 + [0])
+    )
+    assert complaint(config, logits, lengths.clamp(max=columns), out) is None
 
 
 def test_nothing_past_the_length_is_needed(seed):
