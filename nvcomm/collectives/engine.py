@@ -155,13 +155,17 @@ class DeviceEngine:
                 self._marker.wait(timeout_s)
             self.arm(above(generations))
             self._group.barrier("nvcomm.reset.armed", timeout_s)
-        except BaseException:  # half way: nobody may take what is in the mailboxes for words of a call
-            if self._fault_words[0] == 0:
-                self._fault_words[1] = self.rank
-                self._fault_words[0] = RESET_FAILED
-            with suppress(RuntimeError):  # of a context that is lost: the first error is the one to see
-                self._state[mailbox.STATE_BROKEN] = RESET_FAILED
+        except BaseException:
+            self.break_down()
             raise
+
+    def break_down(self) -> None:
+        """A reset ended half way: nobody may take what is in the mailboxes for words of a call."""
+        if self._fault_words[0] == 0:
+            self._fault_words[1] = self.rank
+            self._fault_words[0] = RESET_FAILED
+        with suppress(RuntimeError):  # of a context that is lost: the first error is the one to see
+            self._state[mailbox.STATE_BROKEN] = RESET_FAILED
 
     def all_gather(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Launches one all-gather of checked tensors on the current stream; see `Communicator.all_gather`."""

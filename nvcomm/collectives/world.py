@@ -77,10 +77,15 @@ class CudaWorld:
 
     def reset(self) -> None:
         """R10b in one process: the device drains, then every mailbox is armed before anybody may publish."""
-        torch.cuda.synchronize(self._device)
-        generation = above([engine.generation() for engine in self.engines])
-        for engine in self.engines:
-            engine.arm(generation)
+        try:
+            torch.cuda.synchronize(self._device)
+            generation = above([engine.generation() for engine in self.engines])
+            for engine in self.engines:
+                engine.arm(generation)
+        except BaseException:
+            for engine in self.engines:
+                engine.break_down()
+            raise
 
     def close(self) -> None:
         """Lets go of mailboxes and streams, the last first."""

@@ -20,6 +20,7 @@ from nvcomm.collectives import engine as engine_module
 from nvcomm.collectives import mailbox_kernel
 from nvcomm.collectives.engine import DeviceEngine
 from nvcomm.collectives.fault_report import RESET_FAILED
+from nvcomm.collectives.world import CudaWorld
 from nvcomm.device import FAULT_TIMEOUT
 from nvcomm.errors import GroupError, PeerTimeoutError, UnsupportedError
 from nvcomm.mailbox import EMPTY, MailboxLayout
@@ -212,6 +213,22 @@ def test_R10b_a_reset_that_fails_leaves_the_rank_broken(rank, where, broken):
     if not broken:
         assert isinstance(error, GroupError)
         assert "rank 1: reset() failed half way" in str(error)
+
+
+def test_R10b_a_reset_of_a_world_that_is_interrupted_leaves_every_rank_broken(rank):
+    def interrupted(generation):
+        assert rank._state[mailbox.STATE_BROKEN] == 0  # armed already
+        raise KeyboardInterrupt
+
+    told = []
+    other = SimpleNamespace(generation=lambda: 9, arm=interrupted, break_down=lambda: told.append("other"))
+    world = CudaWorld.__new__(CudaWorld)
+    world._device, world.engines = rank.device, [rank, other]
+    with pytest.raises(KeyboardInterrupt):
+        world.reset()
+    assert rank._state[mailbox.STATE_BROKEN] == RESET_FAILED
+    assert isinstance(rank.fault(), GroupError)
+    assert told == ["other"]
 
 
 @pytest.mark.parametrize("timeout_s", [0.5, 4294.9, 100_000.0])
