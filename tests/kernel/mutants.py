@@ -7,7 +7,10 @@ from tests.mutation import Edit, Mutant
 
 GATHER = "nvcomm/collectives/all_gather.py"
 TURN = "nvcomm/collectives/turn.py"
-DEVICE = "nvcomm/device.py"
+PUBLISH = "nvcomm/device/publish.py"
+COLLECT = "nvcomm/device/collect.py"
+ESCAPES = "nvcomm/device/escapes.py"
+WAIT = "nvcomm/device/wait.py"
 CHECKS = "nvcomm/device_checks.py"
 TESTS = "tests/kernel"
 CPU = "tests/unit/test_gather_on_cpu.py"
@@ -19,7 +22,7 @@ COMPILED = (
 RESIDENCY = "tests/unit/test_residency.py::test_R8_all_ctas_of_all_ranks_and_their_waiting_dependents_fit"
 
 MISSING = "missing = any_equals(words, EMPTY, num_rows * CHUNK_WORDS)"
-COLLECT = "@cute.jit\ndef collect_chunk("
+COLLECT_CHUNK = "@cute.jit\ndef collect_chunk("
 OTHERS_MISSING = """def others_missing(box, words, src_rank, num_rows):
     found = Boolean(False)
     for r in range(num_rows):
@@ -57,8 +60,8 @@ MUTANTS = (
         "R2",
         "a rank takes its own row as it is, arrived or not",
         (
-            Edit(DEVICE, COLLECT, OTHERS_MISSING + COLLECT),
-            Edit(DEVICE, MISSING, "missing = others_missing(box, words, src_rank, num_rows)", 2),
+            Edit(COLLECT, COLLECT_CHUNK, OTHERS_MISSING + COLLECT_CHUNK),
+            Edit(COLLECT, MISSING, "missing = others_missing(box, words, src_rank, num_rows)", 2),
         ),
         f"{TESTS}/test_delayed.py::test_delayed_graphs_show_no_wrong_word",
         on_cpu=f"{CPU}::test_R2_R3_R4_R6_late_words_of_calls_that_grow_and_shrink[0]",
@@ -68,7 +71,7 @@ MUTANTS = (
         "of each chunk one word is cleared",
         (
             Edit(
-                DEVICE,
+                COLLECT,
                 "ptx.st_relaxed_sys_v4(addr + r * box.layout.row_bytes, (Uint32(EMPTY),) * CHUNK_WORDS)",
                 "ptx.st_relaxed_sys(addr + r * box.layout.row_bytes, Uint32(EMPTY))",
             ),
@@ -94,8 +97,8 @@ MUTANTS = (
         "R4",
         "a chunk counts as complete when its first word is there",
         (
-            Edit(DEVICE, COLLECT, FIRST_MISSING + COLLECT),
-            Edit(DEVICE, MISSING, "missing = first_missing(words, num_rows)", 2),
+            Edit(COLLECT, COLLECT_CHUNK, FIRST_MISSING + COLLECT_CHUNK),
+            Edit(COLLECT, MISSING, "missing = first_missing(words, num_rows)", 2),
         ),
         f"{TESTS}/test_delayed.py::test_delayed_graphs_show_no_wrong_word",
         on_cpu=f"{CPU}::test_R2_R3_R4_R6_late_words_of_calls_that_grow_and_shrink[0]",
@@ -105,7 +108,7 @@ MUTANTS = (
         "reserved words travel as payload",
         (
             Edit(
-                DEVICE,
+                PUBLISH,
                 "sent = tuple(word | Uint32(flag) for word, flag in zip(words, reserved, strict=True))",
                 "sent = words",
             ),
@@ -118,7 +121,7 @@ MUTANTS = (
         "an escape record is not cleared",
         (
             Edit(
-                DEVICE,
+                ESCAPES,
                 "                ptx.st_relaxed_sys(addr, Uint32(EMPTY))\n",
                 "                ptx.st_relaxed_sys(addr, flags)\n",
             ),
@@ -178,7 +181,7 @@ MUTANTS = (
     Mutant(
         "R10",
         "a wait lasts eight times as long as asked",
-        (Edit(DEVICE, "if now - wait[0] > box.handle.timeout_ns:", "if now - wait[0] > box.handle.timeout_ns * 8:"),),
+        (Edit(WAIT, "if now - wait[0] > box.handle.timeout_ns:", "if now - wait[0] > box.handle.timeout_ns * 8:"),),
         f"{TESTS}/test_faults.py::test_R10_a_rank_that_never_arrives_is_named_in_time[100]",
         (16, 8, 4),
         on_cpu=f"{CPU}::test_R10_a_rank_that_does_not_come_is_named_in_time_and_to_everybody",
@@ -193,7 +196,7 @@ MUTANTS = (
     Mutant(
         "R10",
         "a rank that gives up tells the host and no other rank",
-        (Edit(DEVICE, "in (box.handle.fault_record, *targets):", "in (box.handle.fault_record, *targets[:1]):"),),
+        (Edit(WAIT, "in (box.handle.fault_record, *targets):", "in (box.handle.fault_record, *targets[:1]):"),),
         f"{TESTS}/test_fault_table.py::test_a_rank_behind_another_that_waits_names_the_root",
         on_cpu=f"{CPU}::test_R10_a_rank_that_does_not_come_is_named_in_time_and_to_everybody",
     ),
