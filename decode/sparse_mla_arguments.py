@@ -117,10 +117,10 @@ def _set_reasons(name: str, columns: ColumnSet, q: torch.Tensor) -> list[str]:
     elif indices.shape[1] > 1 and indices.stride(1) != 1:
         reasons.append(f"{name}.indices has stride {indices.stride(1)} along a list, wanted 1: call contiguous()")
     if indices.dtype != torch.int32:
-        reasons.append(f"{name}.indices is {indices.dtype}, wanted int32")
+        reasons.append(f"{name}.indices is {indices.dtype}, wanted int32: convert it")
     for what, tensor in (("indices", indices), ("records", records.pages)):
         if tensor.device != q.device:
-            reasons.append(f"{name}.{what} is on {tensor.device}, wanted {q.device} like q")
+            reasons.append(f"{name}.{what} is on {tensor.device}, wanted {q.device} like q: move it")
     if records.layout not in LAYOUTS:
         known = ", ".join(layout.name for layout in LAYOUTS)
         reasons.append(f"{name}.records are {records.layout}, wanted one of the layouts {known}")
@@ -146,9 +146,9 @@ def _tensor_reasons(
     if tensor.shape != shape:
         reasons.append(f"{name} has shape {tuple(tensor.shape)}, wanted {shape}")
     if tensor.dtype != dtype:
-        reasons.append(f"{name} is {tensor.dtype}, wanted {dtype}")
+        reasons.append(f"{name} is {tensor.dtype}, wanted {dtype}: convert it")
     if not tensor.is_contiguous():
-        reasons.append(f"{name} has strides {tensor.stride()}, wanted contiguous")
+        reasons.append(f"{name} has strides {tensor.stride()}, wanted contiguous: call contiguous()")
     if tensor.device != q.device:
-        reasons.append(f"{name} is on {tensor.device}, wanted {q.device} like q")
+        reasons.append(f"{name} is on {tensor.device}, wanted {q.device} like q: move it")
     return reasons

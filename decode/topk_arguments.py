@@ -38,7 +38,7 @@ def check_rows(
     if lengths.dtype != torch.int32 or tuple(lengths.shape) != (rows // rows_per_length,) or rows % rows_per_length:
         raise UsageError(
             f"lengths are {lengths.dtype} of shape {tuple(lengths.shape)}; {rows} rows that share lengths in groups of "
-            f"{rows_per_length} need int32 of shape ({rows / rows_per_length:g},)."
+            f"{rows_per_length} need int32 of shape ({rows / rows_per_length:g},): slice or convert them."
         )
     if not lengths.is_contiguous():
         raise UsageError(f"lengths have stride {lengths.stride()}; wanted them contiguous: call .contiguous().")

@@ -152,7 +152,7 @@ def test_strides_of_output_and_input(seed: int) -> None:
     assert (out[:, 512:] == -7).all()
 
 
-@pytest.mark.parametrize(("rows", "replays"), [(3, 5000), (24, 500)])
+@pytest.mark.parametrize(("rows", "replays"), [(3, 5000), (24, 500), pytest.param(3, 100_000, marks=pytest.mark.slow)])
 def test_graph_replays_with_changing_lengths(rows: int, replays: int, seed: int) -> None:
     """20 back-to-back calls a replay, lengths drawn on the device inside the graph; mismatches are counted there."""
     columns, k, calls = 16_384, 512, 20
