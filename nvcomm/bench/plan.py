@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from nvcomm.mailbox import MAX_WORLD_SIZE
+
 Op = Literal["all_gather", "all_reduce", "reduce_scatter", "all_reduce_mhc"]
 World = Literal["host", "virtual", "peer"]
 
@@ -169,11 +171,12 @@ def size_of(text: str) -> int:
     return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
 
 
-def _at_least(least: int) -> Callable[[str], int]:
+def _at_least(least: int, most: int | None = None) -> Callable[[str], int]:
     def number(text: str) -> int:
         value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"wanted {least} or more, got {text}")
+        if value < least or (most is not None and value > most):
+            wanted = f"{least} or more" if most is None else f"{least} to {most}"
+            raise argparse.ArgumentTypeError(f"wanted {wanted}, got {text}")
         return value
 
     return number
@@ -219,7 +222,11 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         help="host: CPU processes. virtual: all ranks on this GPU. peer: a process a rank, each with a GPU or a share",
     )
-    add("--ranks", type=_at_least(1), help="default: what torchrun or mpiexec started, else 4, started by this command")
+    add(
+        "--ranks",
+        type=_at_least(1, MAX_WORLD_SIZE),
+        help="default: what torchrun or mpiexec started, else 4, started by this command",
+    )
     add("-b", "--minbytes", type=size_of, default=64, help="default 64")
     add("-e", "--maxbytes", type=size_of, default=1 << 20, help="default 1M")
     add("-f", "--stepfactor", type=_above(1), default=4.0, help="from size to size; default 4")

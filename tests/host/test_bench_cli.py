@@ -80,6 +80,7 @@ def test_sizes():
         "all_gather --world host -b 1X",
         "all_gather --world host -b 2K -e 1K",
         "all_gather --world host --ranks 0",
+        "all_gather --world host --ranks 9",
         "all_gather --world host --cudagraph 5",
         "all_gather --world virtual --cudagraph 0",
         "all_gather --world virtual --against torch",
