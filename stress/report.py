@@ -61,7 +61,7 @@ class Report:
         elif not control.failed_as_it_must:
             found.append("the control did not fail")
         elif self.outcome.replays < control.replays_to_fail:
-            found.append(f"{self.outcome.replays} replays, and the control took {control.replays_to_fail} to fail")
+            found.append(f"the control took {control.replays_to_fail} replays to fail; the run had {self.outcome.replays}")
         return tuple(found)
 
     @property

@@ -14,13 +14,14 @@ from stress.host_oracle import HostOracle
 from stress.kernels.add_rows import AddRowsKernel
 from stress.kernels.boundary_check import BoundaryCheckKernel
 from stress.kernels.boundary_fill import BoundaryFillKernel
-from stress.kernels.kernel import THREADS, RankHandle, StressKernel
+from stress.kernels.kernel import RankHandle, StressKernel
 from stress.kernels.late import LateKernel
 from stress.kernels.sum_turn import SumTurnKernel
 from stress.kernels.turn import TurnKernel
 from tests.emulator.machine import Machine
 from tests.emulator.memory import Memory
 from tests.emulator.program import Launch, Program
+from tests.emulator.threads import WARP
 
 RANKS, HIDDEN, RESERVED = 3, 64, 6000
 REPLAY = 1_234_567
@@ -46,6 +47,14 @@ def program(name: str) -> Program:
     return Program(jit.artifacts(kernel, *kernel.fake_args(), arch="sm_90a").ptx)
 
 
+def launch(name: str, work: tuple, handle: RankHandle, ctas: int = CTAS) -> Launch:
+    """A launch of a kernel, as `StressKernel.__call__` makes it, but of whole warps."""
+    kernel = kernels(RANKS, HIDDEN)[name]
+    flat = [one for given in (*work, *handle) for one in (given if isinstance(given, tuple) else [given])]
+    threads = max(kernel.threads, WARP)
+    return Launch(program(name), flat, (ctas, 1, 1), threads, shared_bytes=kernel.shared_bytes or 0)
+
+
 class Gpu:
     """One rank's memory; `replay` is what cell 0 of its ledger holds."""
 
@@ -69,9 +78,7 @@ class Gpu:
     def launch(self, kernel: str, work: tuple, *, rank: int = 0, x: int = 0, out: int = 0, stride: int = 0) -> None:
         """Runs it; `stride`: bytes from one input, and from one output, to the next."""
         handle = RankHandle(x, stride, out, stride, self.ledger, self.oracle.seed_key, RESERVED, rank)
-        flat = [one for given in (*work, *handle) for one in (given if isinstance(given, tuple) else [given])]
-        shared_bytes = kernels(RANKS, HIDDEN)[kernel].shared_bytes or 0
-        self._machine.run([[Launch(program(kernel), flat, (CTAS, 1, 1), THREADS, shared_bytes=shared_bytes)]])
+        self._machine.run([[launch(kernel, work, handle)]])
 
     def cells(self) -> list[int]:
         return np.frombuffer(self.memory.bytes_at(self.ledger, 4 * ledger.LEDGER_WORDS), np.uint32).tolist()

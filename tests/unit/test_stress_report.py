@@ -55,7 +55,7 @@ def test_a_run_of_fewer_replays_than_the_control_took_proves_nothing():
         assert result.verdict == verdict
     text = io.StringIO()
     report.show(report.Report(CONFIG, outcome(replays=9), CONTROL, {}), Console(file=text, width=200))
-    assert "9 replays, and the control took 10 to fail" in text.getvalue()
+    assert "the control took 10 replays to fail; the run had 9" in text.getvalue()
 
 
 def test_the_known_bad_protocol_is_never_proven():
