@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nvcomm.errors import NvcommError, UnsupportedError
-from stress import host_sums, worker
+from stress import host_sums, sum_oracle, worker
 from stress.audit import audit_ranks
 from stress.decode import BadWord, Origin, decode
 from stress.hang import Hang, Position, Wait
@@ -25,7 +25,7 @@ from stress.watchdog import GRACE_S
 
 NUM_SMALL, NUM_BIG = 64, 8
 POLL_S = 0.05
-NOTICE_S = 1.0  # a rank reports a peer within its timeout and this
+NOTICE_S = 5.0  # a rank reports a peer within its timeout and this, on a busy machine too
 # Above the four megabytes of the big graphs a host gather takes a tenth of a second; the control needs none of them.
 CONTROL_BYTES = 64 << 10
 ENDED = (State.DONE, State.TIMED_OUT, State.UNSUPPORTED, State.FAILED)
@@ -103,8 +103,9 @@ def _watch(processes: list[ForkProcess], config: RunConfig, page: StatusPage, pr
         # The others get their timeout to notice by themselves: their reports say who waits for whom.
         if first_death is not None and now - first_death > config.timeout_s + NOTICE_S:
             return f"rank {ended_badly[0]} ended, and others had not {now - first_death:.1f} s later"
-        if now - last_change > limit_s:
-            return f"no rank made progress for {limit_s:.1f} s"
+        setting_up = any(page.state(rank) is State.SETUP for rank in range(config.ranks))
+        if now - last_change > (max(limit_s, worker.SETUP_S + GRACE_S) if setting_up else limit_s):
+            return f"no rank made progress for {now - last_change:.1f} s"
     return None
 
 
@@ -150,8 +151,9 @@ def _outcome(config: RunConfig, plan: Plan, page: StatusPage, reason: str | None
         launched = config.replays if config.duration_s is None else None
         audit = tuple(audit_ranks(config.ranks, *counts, [fact["audit"] for fact in facts], launched))
     ends = [line[Field.ENDED_NS] or time.monotonic_ns() for line in lines]
+    replays = int(lines[:, Field.REPLAY].min())
     return Outcome(
-        replays=int(lines[:, Field.REPLAY].min()),
+        replays=replays,
         gathers=int(lines[:, Field.GATHERS].min()),
         bad_words=int(lines[:, Field.BAD_WORDS].sum()),
         first_bad=_first_bad(plan, config.op, page),
@@ -159,6 +161,7 @@ def _outcome(config: RunConfig, plan: Plan, page: StatusPage, reason: str | None
         audit=audit,
         stats=tuple(fact["stats"] for fact in facts),
         hang=hang,
+        missing=sum_oracle.missing(config.op, plan.sizes_of(replays)),
     )
 
 

@@ -30,6 +30,9 @@ from stress.run import FIRST_GENERATION, RunConfig
 ORDER_CHUNK = 256
 # A Python rank is some fifty times slower than a kernel: the late rank sleeps as much longer.
 LATE_FACTOR = 50
+SETUP_S = (
+    30.0  # before and after the replays ranks wait for each other so long: they start seconds apart on a busy machine
+)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -40,12 +43,15 @@ def main(rank: int, config: RunConfig, plan: Plan, page: StatusPage, rendezvous:
     line = page.line(rank)
     try:
         store = dist.FileStore(str(rendezvous), config.ranks)
-        store.set_timeout(timedelta(seconds=config.timeout_s))
+        setup_s = max(config.timeout_s, SETUP_S)
+        store.set_timeout(timedelta(seconds=setup_s))
         group = StoreGroup(store, rank, config.ranks, "stress")
-        memory, layout = open_memory(group, plan.config.max_bytes, config.timeout_s)
+        memory, layout = open_memory(group, plan.config.max_bytes, setup_s)
         with memory, HostEngine(memory, layout, group, **engine_options(config)) as engine:
-            _rank_type(config)(engine, config, plan, page).replay()
-            group.barrier("stress/ended", config.timeout_s)
+            replays = _rank_type(config)(engine, config, plan, page)
+            group.barrier("stress/begins", setup_s)
+            replays.replay()
+            group.barrier("stress/ended", setup_s)
             facts = {"audit": asdict(engine.audit()), "stats": asdict(engine.stats())}
         page.set_text(rank, json.dumps(facts))
         line[Field.STATE] = State.DONE

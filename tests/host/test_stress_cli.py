@@ -28,11 +28,11 @@ def environment(**extra: str) -> dict[str, str]:
 
 def stress(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *arguments], cwd=ROOT, env=environment(**extra), capture_output=True, text=True, timeout=100
+        [*COMMAND, *arguments], cwd=ROOT, env=environment(**extra), capture_output=True, text=True, timeout=240
     )
 
 
-def wait_until(condition, what: str, limit_s: float = 60.0):
+def wait_until(condition, what: str, limit_s: float = 120.0):
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if value := condition():
@@ -49,11 +49,26 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def rank_processes(pid: int) -> list[int]:
-    """The four ranks, once they have burnt some time in replays."""
-    ranks = children(pid)
-    busy = [rank for rank in ranks if ticks(rank) > 10]
-    return ranks if len(ranks) == len(busy) == 4 else []
+def four_at_work(pid: int) -> list[int]:
+    """Waits until the four ranks are in their replays: they have their mailboxes, and have burnt some time since."""
+    before: dict[int, int] = {}
+
+    def at_work() -> list[int]:
+        ranks = children(pid)
+        for rank in ranks:
+            if rank not in before and "memfd:nvcomm" in maps(rank):
+                before[rank] = ticks(rank)
+        busy = [rank for rank in ranks if rank in before and ticks(rank) > before[rank] + 30]
+        return ranks if len(ranks) == len(busy) == 4 else []
+
+    return wait_until(at_work, "four ranks at work")
+
+
+def maps(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return ""
 
 
 def ticks(pid: int) -> int:
@@ -164,21 +179,21 @@ def test_a_machine_without_a_gpu_exits_77():
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_dies_or_stops_ends_in_124_and_is_named(tmp_path, signal_number):
     path = tmp_path / "out.json"
-    arguments = ["--world", "host", "--duration", "60", "--timeout", "2", "--control", "none", "--json", str(path)]
+    arguments = ["--world", "host", "--duration", "300", "--timeout", "2", "--control", "none", "--json", str(path)]
     with subprocess.Popen(
         [*COMMAND, *arguments], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        ranks = wait_until(lambda: rank_processes(process.pid), "four ranks at work")
+        ranks = four_at_work(process.pid)
         os.kill(ranks[2], signal_number)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=120)
     assert process.returncode == report.EXIT_HANG, errors
     result = json.loads(path.read_text())
     assert result["verdict"] == "failed"
     assert result["bad_words"] == 0
     hang = result["hang"]
-    assert hang["root_ranks"] == [2]
-    assert sorted(wait["rank"] for wait in hang["waits"]) == [0, 1, 3]
-    assert all(1.9 < wait["waited_s"] < 4 for wait in hang["waits"])
+    assert hang["root_ranks"] == [2], hang
+    assert sorted(wait["rank"] for wait in hang["waits"]) == [0, 1, 3], hang
+    assert all(1.9 < wait["waited_s"] < 30 for wait in hang["waits"]), hang
     assert "waits for rank 2" in errors
     if signal_number == signal.SIGKILL:
         assert "was killed by SIGKILL" in hang["positions"][2]["note"]
@@ -188,13 +203,13 @@ def test_a_rank_that_dies_or_stops_ends_in_124_and_is_named(tmp_path, signal_num
 
 def test_no_rank_survives_its_parent():
     with subprocess.Popen(
-        [*COMMAND, "--world", "host", "--duration", "60", "--control", "none"],
+        [*COMMAND, "--world", "host", "--duration", "300", "--control", "none"],
         cwd=ROOT,
         env=environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as process:
-        ranks = wait_until(lambda: rank_processes(process.pid), "four ranks at work")
+        ranks = four_at_work(process.pid)
         process.kill()
         process.wait()
-    wait_until(lambda: not any(ticks(pid) for pid in ranks), "the end of all ranks", 5.0)
+    wait_until(lambda: not any(ticks(pid) for pid in ranks), "the end of all ranks")

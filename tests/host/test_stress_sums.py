@@ -22,7 +22,7 @@ OPS = ("all_reduce", "all_reduce_mhc", "mixed")
 def config(op: str, seed: int, **changes: object) -> RunConfig:
     return RunConfig(
         world="host", transport="auto", protocol="mailbox", op=op, ranks=3, seed=seed, replays=12, duration_s=None,
-        timeout_s=10.0,
+        timeout_s=30.0,
     ).but(**changes)  # fmt: skip
 
 
@@ -36,14 +36,20 @@ def test_a_run_is_proven_and_its_control_fails(op, transport, seed):
     wanted = config(op, seed, transport=transport)
     control = run_control(HostRunner(), wanted, Progress())
     assert control.failed_as_it_must, control.summary
-    wanted = wanted.but(replays=max(12, control.replays_to_fail))
+    few = 24 if op == "mixed" else 12  # every collective occurs, but for bad luck: 1 in 100,000
+    wanted = wanted.but(replays=max(few, control.replays_to_fail))
     result = report.Report(wanted, run(wanted), control, {})
     assert result.verdict == "proven", (result.outcome.first_bad, result.outcome.audit)
     assert result.outcome.gathers == 3 * wanted.replays
 
 
 def test_the_known_bad_protocol_names_a_wrong_sum(seed):
-    outcome = run(config("all_reduce", seed, protocol="late-copy", replays=400, timeout_s=2.0, stop_on_bad=True))
+    for attempt in range(4):  # it may also lose a word, and hang before it has shown a wrong one
+        wrong = config("all_reduce", seed + attempt, protocol="late-copy", replays=400, timeout_s=3.0, stop_on_bad=True)
+        outcome = run(wrong)
+        if outcome.first_bad:
+            break
+    assert outcome.first_bad, outcome.hang
     assert outcome.first_bad.kind == "sum"
     assert "of the sum that is collective" in str(outcome.first_bad)
     assert outcome.first_bad.expected_word != outcome.first_bad.seen_word
