@@ -19,7 +19,7 @@ import itertools
 import torch
 
 from benchmarks.topk_cells import CALLS, Cell, floor_us, make_pool
-from decode.topk import num_sms
+from decode.arguments import num_sms
 from decode.topk_config import (
     MAX_STEPS,
     NUM_BLOCKS_SELECTED,

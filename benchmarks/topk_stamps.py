@@ -15,7 +15,8 @@ import sys
 
 import torch
 
-from decode.topk import launch, num_sms
+from decode.arguments import num_sms
+from decode.topk import launch
 from decode.topk_config import choose_config
 from decode.topk_select import NUM_STAMPS
 

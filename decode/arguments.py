@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from numbers import Integral, Real
 
@@ -54,6 +55,12 @@ def number_reasons(name: str, x: object) -> list[str]:
 def shown(x: object) -> str:
     """For a message: a tensor by its kind, since to print one may wait for the device."""
     return f"a {type(x).__name__}" if isinstance(x, torch.Tensor) else repr(x)
+
+
+@functools.cache
+def num_sms(device: torch.device) -> int:
+    """Multiprocessors of a GPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def check_target(op: str) -> None:

@@ -104,7 +104,7 @@ def record_view(kv: torch.Tensor, block: int, layout: RecordLayout, *, offset_bi
         )
     pages = kv.view(torch.uint8) if kv.dtype != torch.uint8 else kv
     page_bytes = block * layout.record_bytes
-    return RecordView(layout, block, pages.as_strided((kv.shape[0], page_bytes), (pages.stride(0), 1)))
+    return RecordView(layout, int(block), pages.as_strided((kv.shape[0], page_bytes), (pages.stride(0), 1)))
 
 
 def _kind_reasons(kv: torch.Tensor, block: int, layout: RecordLayout) -> list[str]:

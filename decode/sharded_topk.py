@@ -15,7 +15,7 @@ import torch
 
 from decode.arguments import integer_reasons, tensor_reasons
 from decode.topk import decode_topk
-from decode.topk_arguments import check_k, check_rows
+from decode.topk_arguments import check_rows, checked_k
 from decode.topk_config import MAX_ROWS
 from nvcomm.errors import UsageError
 
@@ -90,7 +90,7 @@ def sharded_topk(
     """
     if not isinstance(comm, RowCommunicator):
         raise UsageError(f"comm is a {type(comm).__name__}; wanted a Communicator, with a rank and an all_gather.")
-    check_k(k)
+    k = checked_k(k)
     check_rows(logits, lengths, max_rows=MAX_ROWS * comm.world_size)
     rows = logits.shape[0]
     share = rows_per_rank(rows, comm.world_size)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from decode.arguments import check_target
+from decode.arguments import check_target, num_sms
 from decode.sparse_mla_arguments import ColumnSet
 from decode.sparse_mla_layout import COLUMNS, HEADS, MAX_CHUNKS, WIDE_CHUNKS, WIDE_COLUMNS, SparseMlaConfig
 
@@ -43,7 +43,7 @@ def launch(
         pdl: for programmatic dependent launch; without it only to measure what it brings.
     """
     with torch.cuda.device(q.device):
-        cfg, window_columns = configure(q, window, topk, sink, _num_sms(q.device))
+        cfg, window_columns = configure(q, window, topk, sink, num_sms(q.device))
         work = work_of(q, window, topk, sink, out, lse, window_columns, score_scale, out_scale)
         compiled(replace(cfg, pdl=pdl))(work, q.shape[0], torch.cuda.current_stream().cuda_stream)
 
@@ -78,14 +78,14 @@ def column_lists(columns: ColumnSet) -> ColumnLists:
     return ColumnLists(
         indices.data_ptr(), indices.stride(0) * 4, lengths.data_ptr() if lengths is not None else 0,
         records.pages.data_ptr(), records.page_stride_bytes,
-        indices.shape[1], columns.first, records.block.bit_length() - 1, records.num_slots,
+        indices.shape[1], int(columns.first), records.block.bit_length() - 1, records.num_slots,
     )  # fmt: skip
 
 
 def configure(
-    q: torch.Tensor, window: ColumnSet, topk: ColumnSet | None, sink: torch.Tensor | None, num_sms: int
+    q: torch.Tensor, window: ColumnSet, topk: ColumnSet | None, sink: torch.Tensor | None, sms: int
 ) -> tuple[SparseMlaConfig, int]:
-    """The kernel for these arguments, and the position at which the second set begins.
+    """The kernel for these arguments on a GPU of `sms` multiprocessors, and the position where the second set begins.
 
     4 CTAs of 160 columns take longer than 5 of 128, and more such clusters find room. On an H200, with calls that start
     early, they win from 16 clusters on, of BF16 records from 23 on (docs/results/sparse_mla.md).
@@ -97,15 +97,10 @@ def configure(
     )
     clusters = q.shape[0] * -(-q.shape[1] // HEADS)
     fits = chunks == MAX_CHUNKS and sum(widths) <= WIDE_CHUNKS * WIDE_COLUMNS and not cfg.scaled
-    if fits and clusters > num_sms * CROWDED[cfg.ctas_per_sm]:
+    if fits and clusters > sms * CROWDED[cfg.ctas_per_sm]:
         wide = replace(cfg, chunks=WIDE_CHUNKS, columns=WIDE_COLUMNS)
         return wide, widths[0] if topk else WIDE_CHUNKS * WIDE_COLUMNS
     return cfg, window.chunks * COLUMNS
-
-
-@functools.cache
-def _num_sms(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @functools.cache

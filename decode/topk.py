@@ -8,14 +8,13 @@ See docs/topk.md for the contract and the algorithm, decode/topk_kernel.py for t
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import torch
 
-from decode.arguments import check_target
+from decode.arguments import check_target, num_sms
 from decode.reference import topk as reference
-from decode.topk_arguments import check_k, check_rows, output
+from decode.topk_arguments import check_rows, checked_k, output
 from decode.topk_config import NUM_BLOCKS_SELECTED, TopkConfig, choose_config
 
 if TYPE_CHECKING:
@@ -54,14 +53,14 @@ def decode_topk(
         Runs on the current stream, does not block, may be captured. Launched with programmatic stream
         serialization: it waits for the kernel before it before it reads or writes global memory.
     """
-    check_k(k)
+    k = checked_k(k)
     check_rows(logits, lengths)
     out = output(logits, k, out)
     if logits.device.type == "cpu":
         return out.copy_(reference.topk(logits, lengths, k))
     if logits.shape[0] > 0:
         (rows, columns), sms = logits.shape, num_sms(logits.device)
-        config = choose_config(rows, columns, k, deterministic=deterministic, num_sms=sms)
+        config = choose_config(rows, columns, k, deterministic=bool(deterministic), num_sms=sms)
         launch(config, logits, lengths, out)
     return out
 
@@ -97,7 +96,7 @@ def decode_topk_blocks(
     if logits.shape[0] > 0:
         (rows, columns), sms = logits.shape, num_sms(logits.device)
         config = choose_config(rows, columns, NUM_BLOCKS_SELECTED, mode="blocks", num_sms=sms)
-        launch(config, logits, lengths, out, rows_per_length)
+        launch(config, logits, lengths, out, int(rows_per_length))
     return out
 
 
@@ -139,12 +138,6 @@ def compiled(config: TopkConfig) -> CompiledKernel:
         kernel = compile_kernel(TopkKernel(config), *addresses, *extents, make_fake_stream(), key=(config,))
         _KERNELS[config] = kernel
     return kernel
-
-
-@functools.cache
-def num_sms(device: torch.device) -> int:
-    """Multiprocessors of the GPU."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 # Spares a launch the text of its cache key. Kernels live as long as the process: graphs may hold them.

@@ -12,10 +12,11 @@ from decode.topk_config import MAX_COLUMNS, MAX_ROWS, SUPPORTED_K
 from nvcomm.errors import UsageError
 
 
-def check_k(k: int) -> None:
-    """`k` is one that there is a kernel for."""
+def checked_k(k: int) -> int:
+    """`k` as a plain integer, if there is a kernel for it."""
     if not isinstance(k, Integral) or k not in SUPPORTED_K:
         raise UsageError(f"k is {shown(k)}; wanted one of {SUPPORTED_K}.")
+    return int(k)
 
 
 def check_rows(

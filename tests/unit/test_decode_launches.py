@@ -27,7 +27,7 @@ def _no_driver(monkeypatch):
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
-    monkeypatch.setattr(sparse_mla_launch, "_num_sms", lambda device: 132)
+    monkeypatch.setattr(sparse_mla_launch, "num_sms", lambda device: 132)
 
 
 def launch_topk():

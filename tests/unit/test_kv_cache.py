@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -194,6 +195,10 @@ def test_unknown_offset_width():
 def test_slots_fit_an_int32():
     assert "at most 2147483647" in refusal(far_apart(1 << 28, 4096), 8, PLAIN_FP8)
     record_view(far_apart((1 << 28) - 1, 4096), 8, PLAIN_FP8)
+
+
+def test_a_block_of_numpy_is_a_number_too():
+    assert type(record_view(cache(PLAIN_FP8), np.int64(8), PLAIN_FP8).block) is int
 
 
 def test_empty_cache():

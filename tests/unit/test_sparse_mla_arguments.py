@@ -153,4 +153,4 @@ def test_gpu_without_clusters(monkeypatch):
     pytest.importorskip("cutlass")
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_80")
     with pytest.raises(UnsupportedError, match="this is sm_80"):
-        compiled(SparseMlaConfig(PLAIN_FP8, 1))
+        compiled.__wrapped__(SparseMlaConfig(PLAIN_FP8, 1))

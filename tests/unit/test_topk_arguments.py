@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from decode.topk import compiled, decode_topk, decode_topk_blocks
+from decode.topk_arguments import checked_k
 from decode.topk_config import MAX_COLUMNS, TopkConfig
 from nvcomm.errors import UnsupportedError, UsageError
 from tests.topk_data import make_rows
@@ -53,6 +54,12 @@ def test_the_answer_is_written_to_out():
     assert torch.equal(out, wanted)
     assert (wide[:, :4] == -7).all()
     assert (wide[:, 516:] == -7).all()
+
+
+def test_a_k_of_numpy_is_a_number_too():
+    """Compiled variants are named by their configuration: one name for one k."""
+    assert type(checked_k(np.int64(512))) is int
+    assert torch.equal(decode_topk(**(good_arguments() | {"k": np.int64(512)})), decode_topk(**good_arguments()))
 
 
 def test_logits_of_a_layer_that_is_trained():
