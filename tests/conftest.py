@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import random
@@ -18,6 +19,18 @@ os.environ.setdefault("NVSHMEM_DISABLE_NVLS", "1")
 
 # In the environment, so that the workers of pytest-xdist have the same one.
 _SEED = int(os.environ.setdefault("PYTEST_SEED", str(random.SystemRandom().randrange(1 << 31))))
+
+
+@pytest.hookimpl(tryfirst=True)  # before the plugin of Hypothesis reads it
+def pytest_configure(config: pytest.Config) -> None:
+    """Examples of Hypothesis come from the run's seed too, and may take as long as a busy machine makes them take."""
+    if getattr(config.option, "hypothesis_seed", "") is None:
+        config.option.hypothesis_seed = str(_SEED)
+    with contextlib.suppress(ImportError):
+        from hypothesis import HealthCheck, settings
+
+        settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("busy")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -58,6 +58,13 @@ def test_long_searches_run_only_when_asked_for(*, model_all: bool) -> None:
     assert (reason is None) == model_all
 
 
+def test_no_example_has_a_deadline_and_the_seed_is_the_runs(pytestconfig: pytest.Config) -> None:
+    hypothesis = pytest.importorskip("hypothesis")
+    assert hypothesis.settings().deadline is None
+    assert hypothesis.HealthCheck.too_slow in hypothesis.settings().suppress_health_check
+    assert pytestconfig.getoption("hypothesis_seed") is not None
+
+
 def test_the_environment_is_set_before_any_context() -> None:
     assert int(os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]) >= 8
     assert {"NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS"} <= {*os.environ}
