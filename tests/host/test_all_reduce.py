@@ -17,7 +17,7 @@ ROWS = [3, 1, 8, 2, 8, 1]  # growing and shrinking in one mailbox
 
 
 def world(world_size: int = 4, **options: object) -> nvcomm.virtual.VirtualWorld:
-    return nvcomm.virtual_world(world_size, "cpu", **{"max_bytes": 8 * HIDDEN * 2, "timeout_s": 20.0, **options})
+    return nvcomm.virtual_world(world_size, "cpu", **{"max_bytes": 8 * HIDDEN * 2, "timeout_s": 60.0, **options})
 
 
 def clean(ranks: nvcomm.virtual.VirtualWorld, calls: int) -> bool:

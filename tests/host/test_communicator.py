@@ -17,7 +17,7 @@ WORLD_SIZE = 2
 
 @pytest.fixture(scope="module")
 def world():
-    with nvcomm.virtual_world(WORLD_SIZE, "cpu", max_bytes=4096, timeout_s=10) as world:
+    with nvcomm.virtual_world(WORLD_SIZE, "cpu", max_bytes=4096, timeout_s=60) as world:
         yield world
 
 
@@ -174,7 +174,7 @@ def test_a_gpu_that_is_not_there_is_refused_with_what_to_do(monkeypatch):
 
 def test_R11_ranks_compare_the_callers_tag(monkeypatch):
     monkeypatch.setenv("NVCOMM_DEVICE_CHECKS", "1")
-    with nvcomm.virtual_world(WORLD_SIZE, "cpu", timeout_s=10) as world:
+    with nvcomm.virtual_world(WORLD_SIZE, "cpu", timeout_s=60) as world:
         for comm in world:
             comm.tag = 65535
         gather_and_check(world)

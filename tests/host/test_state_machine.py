@@ -35,7 +35,7 @@ class OneMailbox(RuleBasedStateMachine):
     def build(self, world_size, transport, checks, generation, seed):
         with mock.patch.dict(os.environ, {"NVCOMM_DEVICE_CHECKS": str(int(checks))}):
             self.world = nvcomm.virtual_world(
-                world_size, "cpu", max_bytes=8192, transport=transport, generation=generation, seed=seed, timeout_s=20
+                world_size, "cpu", max_bytes=8192, transport=transport, generation=generation, seed=seed, timeout_s=60
             )
         self.slot, self.generation = 0, generation
         self.build_broken()
