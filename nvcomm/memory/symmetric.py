@@ -21,6 +21,8 @@ class SymmetricMemory:
     closes.
     """
 
+    world: Literal["peer"] = "peer"
+
     def __init__(
         self,
         group: StoreGroup,
@@ -51,39 +53,15 @@ class SymmetricMemory:
             raise UsageError(f"device is {device}, wanted a GPU with its index, such as cuda:0.")
         if size_bytes <= 0 or size_bytes % 16:
             raise UsageError(f"size_bytes is {size_bytes}, wanted a positive multiple of 16.")
-        self._rank, self._world_size, self._size_bytes = group.rank, group.world_size, size_bytes
+        self.rank, self.world_size, self.size_bytes = group.rank, group.world_size, size_bytes
+        self.peer_ptrs: tuple[int, ...] = ()
+        self.multicast_ptr = 0
         self._tensor: torch.Tensor | None = None
         self._mapping: Mapping | None = None
-        self._peer_ptrs: tuple[int, ...] = ()
-        self._multicast_ptr = 0
         steps = Rendezvous(group, device, size_bytes, multicast, timeout_s, api or TorchSymmetricMemory())
         self._tensor, self._mapping, use_multicast = steps.build()
-        self._peer_ptrs = tuple(int(ptr) for ptr in self._mapping.buffer_ptrs)
-        self._multicast_ptr = int(self._mapping.multicast_ptr) if use_multicast else 0
-
-    @property
-    def world(self) -> Literal["peer"]:
-        return "peer"
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        return self._world_size
-
-    @property
-    def size_bytes(self) -> int:
-        return self._size_bytes
-
-    @property
-    def peer_ptrs(self) -> tuple[int, ...]:
-        return self._peer_ptrs
-
-    @property
-    def multicast_ptr(self) -> int:
-        return self._multicast_ptr
+        self.peer_ptrs = tuple(int(ptr) for ptr in self._mapping.buffer_ptrs)
+        self.multicast_ptr = int(self._mapping.multicast_ptr) if use_multicast else 0
 
     def local(self) -> torch.Tensor:
         """This rank's mailbox, int32. Raises UsageError once closed."""
@@ -93,7 +71,7 @@ class SymmetricMemory:
 
     def close(self) -> None:
         """Unmaps; waits for this rank's device. Harmless when called twice."""
-        self._peer_ptrs, self._multicast_ptr = (), 0
+        self.peer_ptrs, self.multicast_ptr = (), 0
         # The mapping first: it refers to the allocation, and a multicast object goes before what is bound to it.
         self._mapping = None
         self._tensor = None

@@ -14,8 +14,14 @@ class VirtualMemory:
     The tensors are shared by the ranks of the world: they live until the last rank has closed.
     """
 
+    world: Literal["virtual"] = "virtual"
+    multicast_ptr = 0
+
     def __init__(self, rank: int, mailboxes: list[torch.Tensor]) -> None:
-        self._rank = rank
+        self.rank = rank
+        self.world_size = len(mailboxes)
+        self.size_bytes = mailboxes[rank].nbytes
+        self.peer_ptrs = tuple(mailbox.data_ptr() for mailbox in mailboxes)
         self._mailboxes = mailboxes
 
     @classmethod
@@ -30,36 +36,13 @@ class VirtualMemory:
         mailboxes = [torch.empty(size_bytes // 4, dtype=torch.int32, device=device) for _ in range(world_size)]
         return [cls(rank, mailboxes) for rank in range(world_size)]
 
-    @property
-    def world(self) -> Literal["virtual"]:
-        return "virtual"
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        return len(self._mailboxes)
-
-    @property
-    def size_bytes(self) -> int:
-        return self._mailboxes[self._rank].numel() * 4
-
-    @property
-    def peer_ptrs(self) -> tuple[int, ...]:
-        return tuple(mailbox.data_ptr() for mailbox in self._mailboxes)
-
-    @property
-    def multicast_ptr(self) -> int:
-        return 0
-
     def local(self) -> torch.Tensor:
         """This rank's mailbox, int32."""
-        return self._mailboxes[self._rank]
+        return self._mailboxes[self.rank]
 
     def close(self) -> None:
         """Lets go of the mailboxes."""
+        self.peer_ptrs = ()
         self._mailboxes = []
 
     def __enter__(self) -> Self:
