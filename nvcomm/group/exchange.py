@@ -18,6 +18,9 @@ from nvcomm.group.envelope import check_place, decode, encode, other_worlds
 from nvcomm.group.file_store import never_destroy, why_stuck
 from nvcomm.group.pauses import pauses
 
+# What a store that answers may take, past the deadline, for the last look at every rank's key.
+LAST_LOOK_S = 0.5
+
 
 class Exchange:
     """One rank's part of an exchange.

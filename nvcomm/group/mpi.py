@@ -13,9 +13,10 @@ from typing import Any
 import torch.distributed as dist
 
 from nvcomm.errors import GroupError
+from nvcomm.group.begin import fresh_group, reached
 from nvcomm.group.contract import DEFAULT_TIMEOUT_S
 from nvcomm.group.pauses import pauses
-from nvcomm.group.store_group import StoreGroup, fresh_group
+from nvcomm.group.store_group import StoreGroup
 
 
 def from_mpi(comm: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreGroup:
@@ -50,9 +51,12 @@ def from_mpi(comm: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreGroup:
     if "error" in answer:
         raise GroupError(f"rank 0 could not build a store: {answer['error']}")
     if store is None:
-        left = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
+        left_s = max(deadline - time.monotonic(), 0.001)
+        left, host, port = timedelta(seconds=left_s), answer["host"], answer["port"]
         try:
-            store = dist.TCPStore(answer["host"], answer["port"], is_master=False, timeout=left)
+            store = reached(
+                lambda: dist.TCPStore(host, port, is_master=False, timeout=left), f"rank 0's store at {answer}", left_s
+            )
         except RuntimeError as error:
             raise GroupError(f"rank {rank} cannot reach rank 0's store at {answer}: {error}", (0,)) from error
     return fresh_group(store, rank, world_size, timeout_s)

@@ -10,9 +10,10 @@ import torch.distributed as dist
 
 from nvcomm.env import other
 from nvcomm.errors import GroupError, UsageError
+from nvcomm.group.begin import fresh_group, reached
 from nvcomm.group.contract import DEFAULT_TIMEOUT_S, Group
 from nvcomm.group.mpi import from_mpi
-from nvcomm.group.store_group import StoreGroup, fresh_group
+from nvcomm.group.store_group import StoreGroup
 
 
 def as_group(group: Any) -> Group:
@@ -85,7 +86,11 @@ def from_environment(timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreGroup:
         GroupError: the store at MASTER_ADDR cannot be reached within `timeout_s`.
     """
     try:
-        store, rank, world_size = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+        store, rank, world_size = reached(
+            lambda: next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s))),
+            "the store of MASTER_ADDR and MASTER_PORT",
+            timeout_s,
+        )
     except ValueError as error:
         raise UsageError(f"{error}. Start the program with torchrun or mpiexec, or set what torchrun sets.") from error
     except RuntimeError as error:

@@ -15,13 +15,9 @@ import time
 import torch.distributed as dist
 
 from nvcomm.bounded_call import BoundedCall
-from nvcomm.errors import GroupError, UsageError
+from nvcomm.errors import UsageError
 from nvcomm.group.contract import JSON
-from nvcomm.group.exchange import Exchange
-from nvcomm.group.file_store import never_destroy, why_stuck
-
-# What a store that answers may take, past the deadline, for the last look at every rank's key.
-LAST_LOOK_S = 0.5
+from nvcomm.group.exchange import LAST_LOOK_S, Exchange
 
 
 class StoreGroup:
@@ -76,19 +72,3 @@ def local_groups(world_size: int) -> list[StoreGroup]:
     """One group whose ranks are threads of this process; element r is for rank r."""
     store = dist.HashStore()
     return [StoreGroup(store, rank, world_size, "nvcomm/local") for rank in range(world_size)]
-
-
-def fresh_group(store: dist.Store, rank: int, world_size: int, timeout_s: float) -> StoreGroup:
-    """A group under a prefix that none has used in `store`: each rank counts its own, in the same order everywhere.
-
-    Raises:
-        GroupError: the store fails, or does not answer within `timeout_s`.
-    """
-    call = BoundedCall(lambda: store.add(f"nvcomm/groups/{rank}", 1), "nvcomm-group")
-    if not call.ended(timeout_s + LAST_LOOK_S):
-        raise GroupError(f"rank {rank} waited for the group's store in vain. {why_stuck(store)}")
-    try:
-        return StoreGroup(store, rank, world_size, f"nvcomm/{call.result()}")
-    except RuntimeError as error:
-        never_destroy(store)
-        raise GroupError(f"rank {rank} cannot use the group's store: {error}") from error

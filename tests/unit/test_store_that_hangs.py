@@ -21,7 +21,7 @@ import pytest
 import torch.distributed as dist
 
 from nvcomm.errors import GroupError
-from nvcomm.group import StoreGroup, exchange, store_group
+from nvcomm.group import StoreGroup, begin, exchange, from_environment, store_group
 from tests.threads import together
 
 ROOT = Path(__file__).parents[2]
@@ -98,47 +98,71 @@ def test_a_new_group_of_a_store_that_hangs_or_fails():
     store = Gate("add")
     started = time.monotonic()
     with pytest.raises(GroupError, match="rank 0 waited for the group's store in vain. Find out whether"):
-        store_group.fresh_group(store, 0, 1, 0.1)
+        begin.fresh_group(store, 0, 1, 0.1)
     assert time.monotonic() - started < 5.0
     store.open.set()
-    assert store_group.fresh_group(store, 0, 1, 10.0)._prefix in ("nvcomm/1", "nvcomm/2")
+    assert begin.fresh_group(store, 0, 1, 10.0)._prefix in ("nvcomm/1", "nvcomm/2")
 
     class Broken:
         def add(self, key, count):
             raise dist.DistNetworkError("connection reset")
 
     with pytest.raises(GroupError, match="rank 3 cannot use the group's store: connection reset"):
-        store_group.fresh_group(Broken(), 3, 4, 1.0)
+        begin.fresh_group(Broken(), 3, 4, 1.0)
 
 
-def test_a_server_that_was_stopped():
-    """The process that serves a TCPStore stands still, as under a debugger: torch's own timeout does not see it."""
+@pytest.fixture(scope="module")
+def server_process():
+    """The process of a TCPStore, and its port. One for all tests: a fork beside a call that just failed may hang."""
     read, write = os.pipe()
-    server = os.fork()
-    if not server:
+    pid = os.fork()
+    if not pid:
         try:
             served = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             os.write(write, str(served.port).encode())
-            time.sleep(60)
+            time.sleep(600)
         finally:
             os._exit(0)
     os.close(write)
     try:
-        store = dist.TCPStore("127.0.0.1", int(os.read(read, 8)), is_master=False)
-        alone = StoreGroup(store, 0, 1, "alone")
-        assert alone.exchange("x", 1, 10.0) == [1]
-        group = StoreGroup(store, 0, 2, "test")
-        os.kill(server, signal.SIGSTOP)
-        started = time.monotonic()
-        with pytest.raises(GroupError, match="Find out whether the process that serves the store runs") as caught:
-            group.exchange("x", 1, TIMEOUT_S)
-        assert caught.value.missing == (1,)
-        assert time.monotonic() - started < 5.0
+        yield pid, int(os.read(read, 8))
     finally:
-        os.kill(server, signal.SIGKILL)
-        os.waitpid(server, 0)
         os.close(read)
-    _ends(group)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@pytest.fixture
+def server(server_process):
+    """The same, set going again behind the test: what a call left behind ends."""
+    yield server_process
+    os.kill(server_process[0], signal.SIGCONT)
+
+
+def test_a_server_that_was_stopped(server):
+    """The process that serves a TCPStore stands still, as under a debugger: torch's own timeout does not see it."""
+    pid, port = server
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    assert StoreGroup(store, 0, 1, "alone").exchange("x", 1, 10.0) == [1]
+    group = StoreGroup(store, 0, 2, "test")
+    os.kill(pid, signal.SIGSTOP)
+    started = time.monotonic()
+    with pytest.raises(GroupError, match="Find out whether the process that serves the store runs") as caught:
+        group.exchange("x", 1, TIMEOUT_S)
+    assert caught.value.missing == (1,)
+    assert time.monotonic() - started < 5.0
+
+
+def test_a_server_that_stands_still_when_a_launched_rank_comes(server, monkeypatch):
+    pid, port = server
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    os.kill(pid, signal.SIGSTOP)
+    started = time.monotonic()
+    with pytest.raises(GroupError, match="MASTER_PORT does not answer"):
+        from_environment(TIMEOUT_S)
+    assert time.monotonic() - started < 5.0
 
 
 def test_a_file_that_was_cut_off(tmp_path):
@@ -152,7 +176,7 @@ def test_a_file_that_was_cut_off(tmp_path):
         assert f"If {tmp_path / 'store'} ends inside a record" in ranks[rank]["error"]
         assert 1 in ranks[rank]["missing"]
         assert rank not in ranks[rank]["missing"]
-        assert ranks[rank]["seconds"] < TIMEOUT_S + store_group.LAST_LOOK_S + 2.0
+        assert ranks[rank]["seconds"] < TIMEOUT_S + exchange.LAST_LOOK_S + 2.0
 
 
 def test_control_without_the_guard_they_hang(tmp_path):
