@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
 from nvcomm._version import __version__
-from nvcomm.errors import UsageError
+from nvcomm.errors import NvcommError, UsageError
 
 # Command -> (module with `main(argv) -> exit code`, what it does).
 COMMANDS = {
@@ -19,7 +20,8 @@ COMMANDS = {
     "stress": ("stress.__main__", "replay graphs of gathers and check every word (python -m stress)"),
 }
 
-EXIT_USAGE = 2
+# The last two as a shell has them: 128 and the number of the signal.
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_NO_READER = 1, 2, 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,11 +33,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, (_, meaning) in COMMANDS.items():
         commands.add_parser(name, help=meaning, add_help=False)
     arguments, rest = parser.parse_known_args(argv)
-    if arguments.command == "list":
-        if rest:
-            parser.error(f"list takes no arguments, got {' '.join(rest)}")
-        return _list()
-    return int(importlib.import_module(COMMANDS[arguments.command][0]).main(rest))
+    if arguments.command == "list" and rest:
+        parser.error(f"list takes no arguments, got {' '.join(rest)}")
+    try:
+        if arguments.command == "list":
+            code = _list()
+        else:
+            code = int(importlib.import_module(COMMANDS[arguments.command][0]).main(rest))
+        sys.stdout.flush()
+    except NvcommError as error:  # what a command does not say by itself, such as a variable that is not understood
+        print(f"nvcomm {arguments.command}: {error}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
+    except KeyboardInterrupt:
+        print(f"nvcomm {arguments.command}: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # its reader is gone, as `head` goes; Python would flush once more, and complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_NO_READER
+    return code
 
 
 def _list() -> int:

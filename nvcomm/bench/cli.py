@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvcomm.bench.plan import DEFAULT_RANKS, Plan, parse
-from nvcomm.bench.report import EXIT_HANG, EXIT_OK, EXIT_UNSUPPORTED, EXIT_USAGE, EXIT_WRONG, Report
+from nvcomm.bench.report import (
+    EXIT_HANG,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_UNSUPPORTED,
+    EXIT_USAGE,
+    EXIT_WRONG,
+    Report,
+)
 from nvcomm.env import other
 from nvcomm.errors import CapabilityError, GroupError, PeerTimeoutError, UnsupportedError, UsageError
 
@@ -164,6 +172,8 @@ def _guarded(who: str, work: Callable[[], int]) -> int:
         return _refused(who, error, EXIT_HANG)
     except OSError as error:  # a file that cannot be written
         return _refused(who, error, EXIT_USAGE)
+    except KeyboardInterrupt:  # the terminal tells every rank, and the command says it once
+        return EXIT_INTERRUPTED
 
 
 def _refused(who: str, error: Any, code: int) -> int:

@@ -18,7 +18,7 @@ from nvcomm.bench.result import PERCENTILES, Result
 SCHEMA = "nvcomm.bench/1"
 # size count type redop impl, the percentiles, algbw busbw #wrong
 _WIDTHS = (12, 10, 9, 6, 16, *(10 for _ in PERCENTILES), 9, 9, 7)
-EXIT_OK, EXIT_WRONG, EXIT_USAGE, EXIT_UNSUPPORTED, EXIT_HANG = 0, 1, 2, 77, 124
+EXIT_OK, EXIT_WRONG, EXIT_USAGE, EXIT_UNSUPPORTED, EXIT_HANG, EXIT_INTERRUPTED = 0, 1, 2, 77, 124, 130
 
 
 class Report:

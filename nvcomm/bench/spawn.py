@@ -42,6 +42,8 @@ def run_ranks(target: Callable[..., None], world_size: int, timeout_s: float, *a
             return _first_failure(ranks, time.monotonic() + timeout_s + BEYOND_TIMEOUT_S)
         finally:
             for rank in ranks:
+                if rank.pid is None:  # interrupted before it was started
+                    continue
                 if rank.is_alive():
                     rank.kill()
                 rank.join()

@@ -131,3 +131,32 @@ def test_constraints_are_exact_and_name_no_place() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
     assert "torch==2.13.0" in lines
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (nvcomm.UsageError("NVCOMM_TIMEOUT_S='soon' is not understood."), 2, "nvcomm bench: NVCOMM_TIMEOUT_S='soon'"),
+        (nvcomm.GroupError("rank 1 did not answer."), 1, "nvcomm bench: rank 1 did not answer."),
+        (KeyboardInterrupt(), 130, "nvcomm bench: interrupted"),
+    ],
+)
+def test_a_command_that_ends_early_prints_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, says: str
+) -> None:
+    def end(rest: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr("nvcomm.bench.cli.main", end)
+    assert main(["bench"]) == code
+    assert capsys.readouterr().err.startswith(says)
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    listing = subprocess.Popen(
+        [sys.executable, "-m", "nvcomm", "list"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert listing.stdout is not None
+    listing.stdout.close()
+    _, said = listing.communicate(timeout=240)
+    assert (listing.returncode, said) == (141, b"")
