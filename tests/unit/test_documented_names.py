@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from nvcomm import env
+from nvcomm.reference import model_table
+from tests.host import mutants as host
+from tests.kernel import mutants as kernel
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -83,3 +86,16 @@ def test_what_is_not_there_is_found():
         ["R99"],
         ["NVCOMM_NOTHING"],
     ]
+
+
+def test_counts_are_those_of_the_code():
+    configurations = model_table.configurations()
+    quick = [configuration for configuration in configurations if not configuration.slow]
+    model = (ROOT / "docs" / "model.md").read_text()
+    assert f"# {len(quick)} configurations, " in model
+    assert f"# all {len(configurations)}, " in model
+    assert f"\n{len(configurations)} configurations; none ended with another verdict than expected." in model
+    reliability = (ROOT / "docs" / "reliability.md").read_text()
+    for world, mutants in (("host", host.MUTANTS), ("emulated", kernel.MUTANTS), ("virtual", kernel.MUTANTS)):
+        said = re.search(rf"tests\.mutation --world {world} --markdown`[^|]*?(\d+) of (\d+) caught", reliability)
+        assert said.groups() == (str(len(mutants)),) * 2, world
