@@ -220,7 +220,7 @@ class Communicator(EngineOwner):
                 "finalize" with `top_k`.
 
         Raises:
-            UsageError: no kernel takes this shape, or called while a CUDA graph is captured.
+            UsageError: no kernel takes this shape or these parts, or called while a CUDA graph is captured.
         """
         from nvcomm.collectives.all_reduce_mhc import AllReduceMhc
         from nvcomm.collectives.all_reduce_mhc_config import MhcShape
