@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from nvcomm.collectives.all_reduce_mhc_checks import (
+    BoundaryArguments,
     BoundaryTensors,
     ExpertTensors,
-    check_apart,
     check_boundary,
     check_contribution,
     check_experts,
@@ -118,10 +118,8 @@ class AllReduceMhc:
         """
         self._check_built("fused")
         check_contribution(x, self.shape, self.comm)
-        tensors = check_boundary(
-            self.shape, self.comm, x.shape[0], residual, post, comb, pre, norm_weight, eps, new_residual, h
-        )
-        check_apart(tensors, x)
+        given = BoundaryArguments(residual, post, comb, pre, norm_weight, eps, new_residual, h)
+        tensors = check_boundary(self.shape, self.comm, x.shape[0], given, x)
         self.comm.begin("all_reduce_mhc")
         if x.shape[0]:
             self._launcher.fused(x, tensors, protocol)
@@ -160,10 +158,9 @@ class AllReduceMhc:
         sources = check_experts(self.shape, self.comm, experts, expert_weights, expert_indices, shared)
         self._check_built("finalize")
         rows = expert_indices.shape[0]
-        tensors = check_boundary(
-            self.shape, self.comm, rows, residual, post, comb, pre, norm_weight, eps, new_residual, h
-        )
-        check_apart(tensors, sources.experts, sources.weights, sources.indices, sources.shared)
+        given = BoundaryArguments(residual, post, comb, pre, norm_weight, eps, new_residual, h)
+        read = (sources.experts, sources.weights, sources.indices, sources.shared)
+        tensors = check_boundary(self.shape, self.comm, rows, given, *read)
         self.comm.begin("all_reduce_mhc.finalize")
         if rows:
             self._launcher.finalize(sources, tensors, protocol)
@@ -217,10 +214,8 @@ class AllReduceMhc:
         published = self.comm.pending
         if not isinstance(published, _Published) or published.boundary is not self:
             raise UsageError("collect: nothing was published; call publish or publish_target first.")
-        tensors = check_boundary(
-            self.shape, self.comm, published.rows, residual, post, comb, pre, norm_weight, eps, new_residual, h
-        )
-        check_apart(tensors)
+        given = BoundaryArguments(residual, post, comb, pre, norm_weight, eps, new_residual, h)
+        tensors = check_boundary(self.shape, self.comm, published.rows, given)
         self.comm.begin("all_reduce_mhc.collect", completes=True)
         try:
             self._launcher.collect(tensors)

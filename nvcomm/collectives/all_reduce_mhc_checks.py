@@ -19,8 +19,8 @@ _ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class BoundaryTensors:
-    """Checked tensors of one sublayer boundary; see `AllReduceMhc.__call__`. `pre` None: no collapse."""
+class BoundaryArguments:
+    """What a caller gives for one sublayer boundary; see `AllReduceMhc.__call__`. `pre` None: no collapse."""
 
     residual: torch.Tensor
     post: torch.Tensor
@@ -28,8 +28,15 @@ class BoundaryTensors:
     pre: torch.Tensor | None
     norm_weight: torch.Tensor | None
     eps: float
-    new_residual: torch.Tensor
+    new_residual: torch.Tensor | None
     h: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryTensors(BoundaryArguments):
+    """The same, checked, its outputs there."""
+
+    new_residual: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,44 +119,45 @@ def check_experts(
 
 
 def check_boundary(
-    shape: MhcShape,
-    comm: Communicator,
-    rows: int,
-    residual: torch.Tensor,
-    post: torch.Tensor,
-    comb: torch.Tensor,
-    pre: torch.Tensor | None,
-    norm_weight: torch.Tensor | None,
-    eps: float,
-    new_residual: torch.Tensor | None,
-    h: torch.Tensor | None,
+    shape: MhcShape, comm: Communicator, rows: int, given: BoundaryArguments, *sources: torch.Tensor | None
 ) -> BoundaryTensors:
-    """The arguments of a boundary, checked, with new tensors for the outputs that are None; raises UsageError."""
+    """The arguments of a boundary, checked, with new tensors for the outputs that are None; raises UsageError.
+
+    Args:
+        shape: of the boundary.
+        comm: it is called on.
+        rows: of its contribution.
+        given: all arguments that the ways of calling it have in common.
+        sources: what else is read: no output lies over it.
+    """
+    tensors = _check_tensors(shape, comm.device, rows, given)
+    _check_apart(tensors, sources)
+    return tensors
+
+
+def _check_tensors(shape: MhcShape, device: torch.device, rows: int, given: BoundaryArguments) -> BoundaryTensors:
+    pre, norm_weight, eps, h = given.pre, given.norm_weight, given.eps, given.h
     if not isinstance(eps, int | float) or isinstance(eps, bool) or not 0 <= eps < math.inf:
         raise UsageError(f"all_reduce_mhc: eps is {eps!r}; wanted a finite number, 0 or more.")
     streams = (rows, shape.num_streams, shape.hidden)
-    device = comm.device
-    check_tensor("residual", residual, streams, torch.bfloat16, device)
-    check_tensor("post", post, streams[:2], torch.float32, device)
-    check_tensor("comb", comb, (*streams[:2], shape.num_streams), torch.float32, device)
+    check_tensor("residual", given.residual, streams, torch.bfloat16, device)
+    check_tensor("post", given.post, streams[:2], torch.float32, device)
+    check_tensor("comb", given.comb, (*streams[:2], shape.num_streams), torch.float32, device)
     if (pre is None) != (norm_weight is None):
         raise UsageError("all_reduce_mhc: pre and norm_weight go together: give both, or neither.")
-    if new_residual is None:
-        new_residual = torch.empty_like(residual)
+    new_residual = torch.empty_like(given.residual) if given.new_residual is None else given.new_residual
     check_tensor("new_residual", new_residual, streams, torch.bfloat16, device)
-    if pre is None or norm_weight is None:
-        if h is not None:
-            raise UsageError("all_reduce_mhc: there is no h without pre: give h=None.")
-        return BoundaryTensors(residual, post, comb, None, None, eps, new_residual, None)
-    check_tensor("pre", pre, streams[:2], torch.float32, device)
-    check_tensor("norm_weight", norm_weight, (shape.hidden,), torch.bfloat16, device)
-    if h is None:
-        h = residual.new_empty(rows, shape.hidden)
-    check_tensor("h", h, (rows, shape.hidden), torch.bfloat16, device)
-    return BoundaryTensors(residual, post, comb, pre, norm_weight, eps, new_residual, h)
+    if pre is not None and norm_weight is not None:
+        check_tensor("pre", pre, streams[:2], torch.float32, device)
+        check_tensor("norm_weight", norm_weight, (shape.hidden,), torch.bfloat16, device)
+        h = given.residual.new_empty(rows, shape.hidden) if h is None else h
+        check_tensor("h", h, (rows, shape.hidden), torch.bfloat16, device)
+    elif h is not None:
+        raise UsageError("all_reduce_mhc: there is no h without pre: give h=None.")
+    return BoundaryTensors(given.residual, given.post, given.comb, pre, norm_weight, eps, new_residual, h)
 
 
-def check_apart(tensors: BoundaryTensors, *sources: torch.Tensor | None) -> None:
+def _check_apart(tensors: BoundaryTensors, sources: tuple[torch.Tensor | None, ...]) -> None:
     """Raises UsageError if an output lies over an input, except for the new residual in place of the old one.
 
     A row is written while other rows are still read.
