@@ -241,7 +241,10 @@ class CustomAllreduce:
         raise UnsupportedError("nvcomm has given out no shared buffer.")
 
     def _takes(self, inp: torch.Tensor, dtypes: tuple[torch.dtype, ...] | None = None) -> bool:
-        if self.disabled or inp.device != self.device or not (dtypes is None or inp.dtype in dtypes):
+        # Callers switch `disabled` on and off, also of what is closed.
+        if self.disabled or self._comm is None or inp.device != self.device:
+            return False
+        if dtypes is not None and inp.dtype not in dtypes:
             return False
         plain = inp.layout == torch.strided and not inp.is_nested and not inp.is_quantized
         return plain and not (inp.is_conj() or inp.is_neg())
