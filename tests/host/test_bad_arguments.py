@@ -57,7 +57,7 @@ def test_a_device_that_is_none(device):
         ("device_share", ["half", None, 0, math.nan]),
         ("generation", [1.5, "a", None, -1, 1 << 32]),
         ("seed", ["a", 0.5, -1, 1 << 64]),
-        ("pdl", [None, ["off"], "erly"]),
+        ("pdl", [None, ["off"], "eager"]),
         ("protocol", [None, "Mailbox", ["mailbox"]]),
         ("transport", [None, "tcp", 0]),
     ],
