@@ -61,7 +61,8 @@ class Report:
         elif not control.failed_as_it_must:
             found.append("the control did not fail")
         elif self.outcome.replays < control.replays_to_fail:
-            found.append(f"the control took {control.replays_to_fail} replays to fail; the run had {self.outcome.replays}")
+            needed = control.replays_to_fail
+            found.append(f"the control took {needed} replays to fail; the run had {self.outcome.replays}")
         return tuple(found)
 
     @property
