@@ -50,9 +50,9 @@ def fault_error(fault: Fault, layout: MailboxLayout, words: torch.Tensor, timeou
         return GroupError(
             f"rank {fault.rank}: reset() failed half way. Build a new communicator, on a group of the ranks left."
         )
-    # The device has 32 bits for microseconds, 71 minutes; who timed out has waited for the whole timeout.
-    short_us = max(int(timeout_s * 1e6) - fault.waited_us, 0)
-    fault = replace(fault, waited_us=fault.waited_us + -(-short_us // 2**32) * 2**32)
+    # The device has 32 bits for microseconds, 71 minutes; who timed out has waited a little longer than the timeout.
+    wraps = max(round((timeout_s * 1e6 - fault.waited_us) / 2**32), 0)
+    fault = replace(fault, waited_us=fault.waited_us + wraps * 2**32)
     rows = words[layout.faults_base // mailbox.WORD_BYTES :].cpu().numpy().view(np.uint32)
     return fault.timeout_error(rows.reshape(-1, mailbox.FAULT_WORDS))
 

@@ -231,9 +231,10 @@ def test_R10b_a_reset_of_a_world_that_is_interrupted_leaves_every_rank_broken(ra
     assert told == ["other"]
 
 
+@pytest.mark.parametrize("more_us", [-1, 400_000])  # the device may round down what the host rounds up
 @pytest.mark.parametrize("timeout_s", [0.5, 4294.9, 100_000.0])
-def test_R10_a_wait_of_hours_is_told_whole(rank, timeout_s):
-    waited_us = int(timeout_s * 1e6) + 400_000
+def test_R10_a_wait_of_hours_is_told_whole(rank, timeout_s, more_us):
+    waited_us = int(timeout_s * 1e6) + more_us
     rank.options = Options(timeout_s=timeout_s)
     rank.memory.local().zero_()
     rank._fault_words[:] = (FAULT_TIMEOUT, 1, 0, 7, 1, 2, waited_us % 2**32, 0)
