@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replays between CPU processes: forks a process per rank, watches their page, puts together what they saw."""
+"""Replays between CPU processes: forks a process per rank and watches their page."""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
@@ -11,13 +10,9 @@ import tempfile
 import time
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any
 
-from nvcomm.errors import NvcommError, UnsupportedError
-from stress import host_sums, sum_oracle, worker
-from stress.audit import audit_ranks
-from stress.decode import BadWord, Origin, decode
-from stress.hang import Hang, Position, Wait
+from stress import worker
+from stress.host_outcome import outcome_of
 from stress.page import Field, State, StatusPage
 from stress.plan import MAX_BYTES, Plan, PlanConfig, shape_for
 from stress.run import Outcome, Progress, RunConfig
@@ -29,10 +24,6 @@ NOTICE_S = 5.0  # a rank reports a peer within its timeout and this, on a busy m
 # Above the four megabytes of the big graphs a host gather takes a tenth of a second; the control needs none of them.
 CONTROL_BYTES = 64 << 10
 ENDED = (State.DONE, State.TIMED_OUT, State.UNSUPPORTED, State.FAILED)
-
-
-class RankFailedError(NvcommError):
-    """A rank raised something that it should not; the message is its traceback."""
 
 
 class HostRunner:
@@ -55,7 +46,7 @@ class HostRunner:
                 notes = [_note(page.state(rank), process) for rank, process in enumerate(processes)]
             finally:
                 _end(processes)
-        return _outcome(config, plan, page, reason, notes)
+        return outcome_of(config, plan, page, reason, notes)
 
     def close(self) -> None:
         """Nothing outlives a run."""
@@ -128,70 +119,3 @@ def _note(state: State, process: ForkProcess) -> str:
     if state not in ENDED:
         return f"process {process.pid} ended with code {code}"
     return "" if state is State.DONE else state.name.lower().replace("_", " ")
-
-
-def _outcome(config: RunConfig, plan: Plan, page: StatusPage, reason: str | None, notes: list[str]) -> Outcome:
-    states = [page.state(rank) for rank in range(config.ranks)]
-    for rank, state in enumerate(states):
-        if state is State.UNSUPPORTED:
-            raise UnsupportedError(page.text(rank))
-    for rank, state in enumerate(states):
-        if state is State.FAILED:
-            raise RankFailedError(f"rank {rank} failed:\n{page.text(rank)}")
-    hang = None
-    stopped_by_us = config.stop_on_bad and bool(page.lines[:, Field.BAD_WORDS].any())
-    if any(state is not State.DONE for state in states) and not stopped_by_us:
-        hang = _hang(page, reason, notes)
-    lines = page.lines
-    facts: list[dict[str, Any]] = []
-    audit: tuple[str, ...] = ()
-    if set(states) == {State.DONE}:
-        facts = [json.loads(page.text(rank)) for rank in range(config.ranks)]
-        counts = lines[:, Field.REPLAY].tolist(), lines[:, Field.GATHERS].tolist()
-        launched = config.replays if config.duration_s is None else None
-        audit = tuple(audit_ranks(config.ranks, *counts, [fact["audit"] for fact in facts], launched))
-    ends = [line[Field.ENDED_NS] or time.monotonic_ns() for line in lines]
-    replays = int(lines[:, Field.REPLAY].min())
-    return Outcome(
-        replays=replays,
-        gathers=int(lines[:, Field.GATHERS].min()),
-        bad_words=int(lines[:, Field.BAD_WORDS].sum()),
-        first_bad=_first_bad(plan, config.op, page),
-        seconds=float(max(ends) - lines[:, Field.STARTED_NS].min()) / 1e9,
-        audit=audit,
-        stats=tuple(fact["stats"] for fact in facts),
-        hang=hang,
-        missing=sum_oracle.missing(config.op, plan.sizes_of(replays)),
-    )
-
-
-def _hang(page: StatusPage, reason: str | None, notes: list[str]) -> Hang:
-    waits, positions = [], []
-    for rank, line in enumerate(page.lines):
-        values = [int(value) for value in line]
-        if page.state(rank) is State.TIMED_OUT:
-            waits.append(
-                Wait(
-                    rank,
-                    values[Field.WAIT_SRC_RANK],
-                    values[Field.WAIT_GENERATION],
-                    values[Field.WAIT_SLOT],
-                    values[Field.WAIT_WORD],
-                    values[Field.WAIT_US] / 1e6,
-                    values[Field.WAIT_ROOT_RANK],
-                )
-            )
-        positions.append(Position(rank, values[Field.REPLAY], values[Field.GATHER], notes[rank]))
-    return Hang(reason or "a rank waited in vain", tuple(waits), tuple(positions))
-
-
-def _first_bad(plan: Plan, op: str, page: StatusPage) -> BadWord | None:
-    """Each rank keeps its first wrong word; this is the first of those."""
-    found = []
-    for rank, line in enumerate(page.lines.tolist()):
-        if line[Field.BAD_WORDS]:
-            place = [line[f] for f in (Field.BAD_SRC_RANK, Field.BAD_GATHER, Field.BAD_REPLAY, Field.BAD_INDEX)]
-            seen = line[Field.BAD_SEEN]
-            of_sum = None if op == "all_gather" else host_sums.explain(plan, op, rank, Origin(*place), seen)
-            found.append(of_sum or decode(plan.oracle, rank, Origin(*place), seen, plan.row_words))
-    return min(found, key=BadWord.order, default=None)
