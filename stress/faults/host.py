@@ -22,7 +22,7 @@ from stress.faults.host_scene import LIMIT_S, TIMEOUT_S
 from stress.faults.host_work import Work
 from stress.faults.table import CALLS_BEFORE, NEW_GROUP, ODD_RANK, SUCCESS, Fault, Row, Sight, row_of
 
-ATTEMPTS = 3
+ATTEMPTS = 5
 
 FAULTS: tuple[Fault[Work], ...] = (
     *absences(work.never_arrives, work.one_call_fewer, work.raises_between_calls),
