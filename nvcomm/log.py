@@ -16,7 +16,8 @@ _LEVELS = {"WARN": logging.WARNING, "INFO": logging.INFO, "TRACE": TRACE}
 
 logging.addLevelName(TRACE, "TRACE")
 logger = logging.getLogger("nvcomm")
-logger.addHandler(logging.NullHandler())
+if not logger.handlers:  # a package that is imported again finds the same logger
+    logger.addHandler(logging.NullHandler())
 
 
 def configure(rank: int | None = None) -> None:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import re
+import sys
 import warnings
 from pathlib import Path
 
@@ -186,6 +188,14 @@ def quiet_logger() -> logging.Logger:
 
 def test_the_logger_is_silent_unless_asked(quiet_logger: logging.Logger) -> None:
     log.configure(rank=0)
+    assert [type(handler) for handler in quiet_logger.handlers] == [logging.NullHandler]
+
+
+def test_a_second_import_adds_no_handler(quiet_logger: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvcomm, "log", log)  # put back afterwards, as the next line's
+    monkeypatch.delitem(sys.modules, "nvcomm.log")
+    again = importlib.import_module("nvcomm.log")
+    assert again is not log
     assert [type(handler) for handler in quiet_logger.handlers] == [logging.NullHandler]
 
 
