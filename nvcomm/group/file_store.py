@@ -2,7 +2,7 @@
 """What torch's FileStore does with a file that ends inside a record, as a full disk or a file size limit leaves it.
 
 Every call that reads it, and the store's own destructor, then reads at the end of the file again and again, for ever,
-at full speed, and holds a lock that other processes' writes wait for. (Seen with torch 2.11 and 2.13.)
+at full speed, and holds a lock that other processes' writes wait for. (Seen with torch 2.13.)
 """
 
 from __future__ import annotations
