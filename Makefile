@@ -92,7 +92,7 @@ test-vllm: $(VLLM_READY) ## the plugin inside a vLLM for the CPU, in an environm
 gpu-test: $(READY) ## only the tests that need a GPU
 	$(PY) -m pytest -m "gpu or gpus or multicast or sm90" $(PYTEST_ARGS)
 
-compile-check: $(READY) ## every variant of every kernel, for every architecture, without a GPU
+compile-check: $(READY) ## every variant of every kernel, every architecture, without a GPU
 	$(PY) -m pytest -k test_compile_check --compile-all $(PER_CORE) $(PYTEST_ARGS)
 
 lint: $(READY) ## ruff, its formatter in check mode, codespell

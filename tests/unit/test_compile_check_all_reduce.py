@@ -18,7 +18,7 @@ from nvcomm.collectives.reduce_scatter import ReduceScatterKernel
 from nvcomm.compile import ARCHES, Variant
 from nvcomm.mailbox import CHUNK_WORDS, MAX_WORLD_SIZE, MailboxLayout
 from tests.unit.ptx_model import Kernel, parse
-from tests.unit.test_compile_check_collectives import check, compiled
+from tests.unit.test_compile_check_collectives import check, compiled, on_architectures
 
 KERNELS = (AllReduceLLKernel, AllReduceTwoShotKernel, ReduceScatterKernel)
 
@@ -56,8 +56,7 @@ def test_compile_check_each_kernel_and_transport(one, arch):
 
 @pytest.mark.compile_all
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize("one", list(every_variant()), ids=lambda one: one.name)
+@pytest.mark.parametrize(("one", "arch"), on_architectures(every_variant()))
 def test_compile_check_every_variant(one, arch):
     check(one, arch, sass=False)
 

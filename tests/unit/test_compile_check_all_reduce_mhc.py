@@ -20,7 +20,7 @@ from nvcomm.cubin import disassemble, find_nvdisasm
 from nvcomm.mailbox import MAX_WORLD_SIZE, MailboxLayout
 from tests.unit import compile_checks as checks
 from tests.unit.ptx_model import Kernel, parse
-from tests.unit.test_compile_check_collectives import compiled
+from tests.unit.test_compile_check_collectives import compiled, on_architectures
 
 PARTS = (
     ("fused", False),
@@ -103,8 +103,7 @@ def test_compile_check_other_architectures(arch):
 
 @pytest.mark.compile_all
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize("one", list(every_variant()), ids=lambda one: one.name)
+@pytest.mark.parametrize(("one", "arch"), on_architectures(every_variant()))
 def test_compile_check_every_variant(one, arch):
     check(one, arch, sass=False)
 
