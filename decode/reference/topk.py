@@ -55,12 +55,12 @@ def topk(logits: torch.Tensor, lengths: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def topk_blocks(logits: torch.Tensor, lengths: torch.Tensor, k: int) -> torch.Tensor:
-    """(rows, k) int32: the blocks that `decode_topk_blocks` selects, ascending: the newest, and the best others."""
+    """(rows, k) int32: what `decode_topk_blocks` selects: the newest block, then the best others, ascending, then -1."""
+    newest = (lengths.clamp(0, logits.shape[1]) - 1).div(BLOCK_COLUMNS, rounding_mode="floor")[:, None]
     keys = block_keys(logits, lengths)
-    keys = torch.where(keys == NEG_INF_KEY, 0, keys)
-    newest = (lengths.clamp(0, logits.shape[1]) - 1).div(BLOCK_COLUMNS, rounding_mode="floor")
-    pinned = torch.arange(keys.shape[1], device=keys.device) == newest[:, None]
-    return select(torch.where(pinned, 1 << 17, keys), k)
+    taken = torch.arange(keys.shape[1], device=keys.device) == newest
+    others = select(torch.where(taken | (keys == NEG_INF_KEY), 0, keys), k - 1)
+    return torch.cat([newest.to(torch.int32), others], dim=1)
 
 
 def explain_mismatch(keys: torch.Tensor, k: int, indices: torch.Tensor) -> str | None:

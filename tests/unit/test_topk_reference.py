@@ -60,11 +60,9 @@ def test_blocks_select_what_sorting_selects(bits, length, k):
     count = max(0, min(length, len(bits)))
     values = [sort_rank(v) for v in logits[0, :count].float().tolist()]
     blocks = [max(values[i : i + 8]) for i in range(0, count, 8)]
-    if blocks:
-        blocks[-1] = math.nan
-    order = sorted(range(len(blocks)), key=lambda i: (-math.inf if math.isnan(blocks[i]) else -blocks[i], i))
-    order.sort(key=lambda i: not math.isnan(blocks[i]))
-    wanted = sorted(i for i in order[:k] if math.isnan(blocks[i]) or blocks[i] > -1e39)
+    newest = len(blocks) - 1  # -1, and so padding, where there is none
+    best = sorted(range(max(newest, 0)), key=lambda i: (-blocks[i], i))[: k - 1]
+    wanted = [newest, *sorted(i for i in best if blocks[i] > -1e39)]
     assert out == wanted + [-1] * (k - len(wanted))
 
 
