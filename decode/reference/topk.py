@@ -55,7 +55,7 @@ def topk(logits: torch.Tensor, lengths: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def topk_blocks(logits: torch.Tensor, lengths: torch.Tensor, k: int) -> torch.Tensor:
-    """(rows, k) int32: what `decode_topk_blocks` selects: the newest block, then the best others, ascending, then -1."""
+    """(rows, k) int32: what `decode_topk_blocks` selects: the newest block, the best others ascending, -1."""
     newest = (lengths.clamp(0, logits.shape[1]) - 1).div(BLOCK_COLUMNS, rounding_mode="floor")[:, None]
     keys = block_keys(logits, lengths)
     taken = torch.arange(keys.shape[1], device=keys.device) == newest

@@ -66,6 +66,13 @@ def test_blocks_select_what_sorting_selects(bits, length, k):
     assert out == wanted + [-1] * (k - len(wanted))
 
 
+def test_blocks_of_negative_infinity_are_padding_unless_newest():
+    logits = torch.full((3, 48), -math.inf).bfloat16()
+    logits[0, 17], logits[1, 9] = -3e38, math.nan
+    out = reference.topk_blocks(logits, lengths_of([48, 43, 8]), 4)
+    assert out.tolist() == [[5, 2, -1, -1], [5, 1, -1, -1], [0, -1, -1, -1]]
+
+
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_values_are_those_of_torch_topk(kind, seed):
     logits = make_rows(kind, 2, 1500, seed, "cpu")
