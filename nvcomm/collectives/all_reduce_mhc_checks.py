@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nvcomm.communicator import Communicator
 
 _ALIGNMENT = 16
+_MOST_EPS = torch.finfo(torch.float32).max  # it is added in FP32
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,15 @@ def check_tensor(
 
 def sizes_of(residual: torch.Tensor) -> tuple[int, int]:
     """(hidden, num_streams) of residual streams (rows, streams, hidden); raises UsageError for anything else."""
-    if not isinstance(residual, torch.Tensor) or residual.dim() != 3:
-        seen = tuple(residual.shape) if isinstance(residual, torch.Tensor) else f"a {type(residual).__name__}"
-        raise UsageError(f"all_reduce_mhc: residual is {seen}; wanted a tensor (rows, streams, hidden).")
-    return residual.shape[2], residual.shape[1]
+    if not isinstance(residual, torch.Tensor):
+        seen = f"a {type(residual).__name__}"
+    elif residual.is_nested:
+        seen = "nested"
+    elif residual.dim() != 3:
+        seen = str(tuple(residual.shape))
+    else:
+        return residual.shape[2], residual.shape[1]
+    raise UsageError(f"all_reduce_mhc: residual is {seen}; wanted a tensor (rows, streams, hidden).")
 
 
 def check_rows(rows: int, shape: MhcShape, comm: Communicator) -> None:
@@ -137,8 +143,8 @@ def check_boundary(
 
 def _check_tensors(shape: MhcShape, device: torch.device, rows: int, given: BoundaryArguments) -> BoundaryTensors:
     pre, norm_weight, eps, h = given.pre, given.norm_weight, given.eps, given.h
-    if not isinstance(eps, int | float) or isinstance(eps, bool) or not 0 <= eps < math.inf:
-        raise UsageError(f"all_reduce_mhc: eps is {eps!r}; wanted a finite number, 0 or more.")
+    if not isinstance(eps, Real) or isinstance(eps, bool) or not 0 <= eps <= _MOST_EPS:
+        raise UsageError(f"all_reduce_mhc: eps is {eps!r}; wanted a number of the host from 0 to {_MOST_EPS:.1e}.")
     streams = (rows, shape.num_streams, shape.hidden)
     check_tensor("residual", given.residual, streams, torch.bfloat16, device)
     check_tensor("post", given.post, streams[:2], torch.float32, device)
@@ -154,7 +160,7 @@ def _check_tensors(shape: MhcShape, device: torch.device, rows: int, given: Boun
         check_tensor("h", h, (rows, shape.hidden), torch.bfloat16, device)
     elif h is not None:
         raise UsageError("all_reduce_mhc: there is no h without pre: give h=None.")
-    return BoundaryTensors(given.residual, given.post, given.comb, pre, norm_weight, eps, new_residual, h)
+    return BoundaryTensors(given.residual, given.post, given.comb, pre, norm_weight, float(eps), new_residual, h)
 
 
 def _check_apart(tensors: BoundaryTensors, sources: tuple[torch.Tensor | None, ...]) -> None:

@@ -6,10 +6,12 @@ from __future__ import annotations
 import math
 import time
 
+import numpy as np
 import pytest
 import torch
 
 import nvcomm
+from nvcomm.collectives.all_reduce_mhc_checks import BoundaryArguments, check_boundary
 from nvcomm.integrations import torch_ops
 from nvcomm.options import Options
 
@@ -243,10 +245,20 @@ def test_tensors_of_a_boundary(alone, name):
             alone(**boundary_arguments() | {name: value})
 
 
-@pytest.mark.parametrize("eps", ["a", None, -1.0, math.nan, math.inf, torch.tensor(1e-6), True])
+@pytest.mark.parametrize("eps", ["a", None, -1.0, math.nan, math.inf, 10**400, torch.tensor(1e-6), True])
 def test_an_eps_that_is_no_number(alone, eps):
     with refused("eps is"):
         alone(**boundary_arguments() | {"eps": eps})
+
+
+@pytest.mark.parametrize("eps", [0, 1, np.float32(1e-6), np.float64(1e-6), np.int64(1)])
+def test_an_eps_of_any_kind_of_number(alone, eps):
+    """What is launched takes Python's own numbers alone."""
+    x, *common = (boundary_arguments() | {"eps": eps}).values()
+    checked = check_boundary(alone.shape, alone.comm, ROWS, BoundaryArguments(*common, new_residual=None, h=None), x)
+    assert type(checked.eps) is float
+    assert checked.eps == eps
+    alone(x, *common)
 
 
 def test_outputs_over_inputs(alone):
@@ -266,7 +278,8 @@ def test_outputs_over_inputs(alone):
 
 
 def test_a_boundary_of_other_shapes(alone):
-    for residual, says in ((None, "a NoneType"), (torch.zeros(3, 64), r"\(3, 64\)")):
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    for residual, says in ((None, "a NoneType"), (torch.zeros(3, 64), r"\(3, 64\)"), (nested, "nested")):
         with refused(f"residual is {says}; wanted a tensor"):
             alone.comm.all_reduce_mhc(**boundary_arguments() | {"residual": residual})
 
