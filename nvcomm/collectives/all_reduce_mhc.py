@@ -212,8 +212,10 @@ class AllReduceMhc:
             UsageError: nothing was published, or other rows.
         """
         published = self.comm.pending
-        if not isinstance(published, _Published) or published.boundary is not self:
+        if not isinstance(published, _Published):
             raise UsageError("collect: nothing was published; call publish or publish_target first.")
+        if published.boundary is not self:
+            raise UsageError("collect: what was published is another boundary's: call that one's collect.")
         given = BoundaryArguments(residual, post, comb, pre, norm_weight, eps, new_residual, h)
         tensors = check_boundary(self.shape, self.comm, published.rows, given)
         self.comm.begin("all_reduce_mhc.collect", completes=True)

@@ -102,6 +102,8 @@ def test_halves_have_to_pair_up(seed):
                 call()
         with pytest.raises(UsageError, match="residual"):
             boundaries[0].collect(*other.common())
+        with pytest.raises(UsageError, match="another boundary's"):
+            ranks[0].mhc(HIDDEN, parts=("publish", "collect")).collect(*case.common())
         results = [None, None]
 
         def collect(comm):
