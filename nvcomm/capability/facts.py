@@ -31,7 +31,7 @@ def facts_of(
     facts = {"requirements": ", ".join(f"{label(each)} ({each.scope})" for each in requirements) or "none"}
     facts["version of nvcomm"] = __version__
     facts |= {f"version of {name}": _version(name) for name in packages}
-    facts |= {name: _stable(value) for name, value in config.items()}
+    facts |= {str(name): _stable(value) for name, value in config.items()}
     for each, reasons in found:
         if each.scope == "same":
             facts[f"answer to {label(each)}"] = "; ".join(reasons) or "holds"

@@ -25,7 +25,7 @@ class Requirement:
             "rank": answers may differ, as for a GPU. "collective": the probe itself talks to the peers; it runs on
             every rank once nothing else stands against it, and must end within the timeout of the check.
         probe: returns None or an empty list where it holds, else the reason or reasons why not. Whatever exception it
-            raises is a reason.
+            raises is a reason, SystemExit included; KeyboardInterrupt alone is not.
     """
 
     name: str
@@ -46,7 +46,7 @@ def label(requirement: Requirement) -> str:
 
 
 def reasons_of(requirement: Requirement) -> list[str]:
-    """What the probe found, as a list. Never raises: a rank that leaves here would leave its peers waiting."""
+    """What the probe found, as a list. A rank that left here would leave its peers waiting."""
     try:
         found = requirement.probe()
         if found is None:
@@ -55,7 +55,9 @@ def reasons_of(requirement: Requirement) -> list[str]:
             return [one_line(found) or "the probe gave an empty reason"]
         if isinstance(found, Sequence) and all(isinstance(each, str) for each in found):
             return [one_line(each) or "the probe gave an empty reason" for each in found]
-    except Exception as error:
+    except KeyboardInterrupt:  # somebody ends this rank, and means to
+        raise
+    except BaseException as error:  # `sys.exit` in what a probe imports is a reason too
         return [described(error)]
     return [f"the probe returned a {type(found).__name__}; wanted None, a text or a list of texts"]
 

@@ -30,7 +30,7 @@ def fitting(reasons: Sequence[str]) -> list[JSON]:
     return told
 
 
-def described(error: Exception) -> str:
+def described(error: BaseException) -> str:
     """What `error` says, with its type unless it is ours; whatever is broken about it."""
     try:
         text = one_line(str(error))

@@ -61,7 +61,7 @@ def vote(group: Group, tag: str, attempt: Callable[[], JSON], timeout_s: float) 
     Args:
         group: the ranks.
         tag: names the step, the same on every rank.
-        attempt: returns small JSON; its exception is told to all ranks.
+        attempt: returns small JSON; its exception is told to all ranks, SystemExit included.
         timeout_s: bound of the wait for the others, from the end of this rank's attempt.
 
     Raises:
@@ -69,11 +69,13 @@ def vote(group: Group, tag: str, attempt: Callable[[], JSON], timeout_s: float) 
             is the cause (`__cause__`).
         GroupError: a rank did not answer.
     """
-    error: Exception | None = None
+    error: BaseException | None = None
     told: dict[str, JSON] = {}
     try:
         told["value"] = attempt()
-    except Exception as caught:  # told to all ranks, and raised on all
+    except KeyboardInterrupt:
+        raise
+    except BaseException as caught:  # told to all ranks, and raised on all
         error = caught
         told = {"reasons": [described(caught)]}
     answers = group.exchange(tag, told, timeout_s)

@@ -86,6 +86,7 @@ class Unprintable(Exception):
         (Unprintable(), "Unprintable"),
         (ValueError(), "ValueError"),
         (RecursionError("a" * 9999), "RecursionError: aaa"),
+        (SystemExit("no licence"), "SystemExit: no licence"),
     ],
 )
 def test_an_exception_in_a_probe_is_a_reason_and_no_rank_skips_the_vote(error, told):
@@ -219,25 +220,38 @@ def test_configuration_that_cannot_be_compared_still_reaches_the_vote():
         def __repr__(self):
             raise RuntimeError("no repr")
 
-    facts = facts_of([], [], {"a": circular, "b": Broken()}, ())
+    odd = {"a": circular, "b": Broken(), 3: "a name that is no text"}
+    facts = facts_of([], [], odd, ())
     assert "cannot be compared" in facts["a"]
     assert "cannot be compared" in facts["b"]
-    assert on_all(2, lambda group: check([], group, LIMIT_S, config={"a": circular, "b": Broken()})) == [None, None]
+    assert on_all(2, lambda group: check([], group, LIMIT_S, config=odd)) == [None, None]
 
 
 def test_vote_returns_what_every_rank_got():
     assert on_all(3, lambda group: vote(group, "step", lambda: group.rank * 10, LIMIT_S)) == [[0, 10, 20]] * 3
 
 
-def test_vote_raises_the_same_everywhere_and_keeps_the_cause_where_it_failed():
+@pytest.mark.parametrize("kind", [MemoryError, SystemExit])
+def test_vote_raises_the_same_everywhere_and_keeps_the_cause_where_it_failed(kind):
     def attempt(rank):
         if rank == 1:
-            raise MemoryError("4 GiB wanted")
+            raise kind("4 GiB wanted")
 
     results = on_all(3, lambda group: vote(group, "allocate", lambda: attempt(group.rank), LIMIT_S))
-    assert refused(results).reasons == {1: ["MemoryError: 4 GiB wanted"]}
+    assert refused(results).reasons == {1: [f"{kind.__name__}: 4 GiB wanted"]}
     assert "allocate failed" in str(results[0])
-    assert [type(result.__cause__) for result in results] == [type(None), MemoryError, type(None)]
+    assert [type(result.__cause__) for result in results] == [type(None), kind, type(None)]
+
+
+def test_somebody_who_ends_a_rank_by_hand_ends_it():
+    def interrupted():
+        raise KeyboardInterrupt
+
+    (group,) = local_groups(1)
+    with pytest.raises(KeyboardInterrupt):
+        check([needs(interrupted)], group, LIMIT_S)
+    with pytest.raises(KeyboardInterrupt):
+        vote(group, "step", interrupted, LIMIT_S)
 
 
 def test_features_are_the_and_over_the_ranks():
