@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from nvcomm.mailbox import EMPTY, ESCAPE
 from nvcomm.reference import collectives as reference
 
+# Words of two bf16: those that may not travel, -0.0, subnormals, infinities, NaN.
+SPECIAL_WORDS = (EMPTY, ESCAPE, 0x80008000, 0x00018001, 0x7F80FF80, 0x7FC0FFC0)
 EPS = 1e-20
 
 
@@ -73,6 +76,19 @@ def make_case(
         factors(rows, streams) if collapse else None,
         normal(hidden) if collapse else None,
     )
+
+
+def put_special_words(xs: list[torch.Tensor]) -> None:
+    """Special words into even rows, never two ranks' at one place; of 4 ranks and 12 rows each word at every place.
+
+    Odd rows stay as they are: a NaN makes the whole row's norm NaN.
+    """
+    for rank, x in enumerate(xs):
+        words = x.view(torch.int32)
+        row, place = (torch.arange(n, device=x.device) for n in words.shape)
+        index = (place + row[:, None] // 2 * 4 + rank) % (4 * len(SPECIAL_WORDS))
+        special = torch.tensor(SPECIAL_WORDS, device=x.device).to(torch.int32)[index // 4]
+        words.copy_(torch.where((index % 4 == 0) & (row[:, None] % 2 == 0), special, words))
 
 
 def make_experts(

@@ -10,7 +10,7 @@ import nvcomm
 from nvcomm.errors import PeerTimeoutError, UsageError
 from nvcomm.host.all_reduce_mhc_math import finalize, fma
 from nvcomm.reference import collectives as reference
-from tests.mhc_cases import check, make_case, make_experts, stepped
+from tests.mhc_cases import check, make_case, make_experts, put_special_words, stepped
 
 HIDDEN = 64
 ROWS = [3, 1, 8, 2, 8, 1]  # growing and shrinking in one mailbox
@@ -82,6 +82,29 @@ def test_publish_and_collect_apart(seed):
             ranks.run(call)
             check(results, case)
         assert clean(ranks, len(ROWS))
+
+
+def test_R5_special_words_of_a_contribution(seed):
+    """Words that may not travel do not hang, infinities and NaN are kept; fused by both protocols, and in halves."""
+    with world(max_bytes=12 * HIDDEN * 2) as ranks:
+        boundaries = [comm.mhc(HIDDEN, parts=("fused", "publish", "collect")) for comm in ranks]
+        case = make_case(4, 12, HIDDEN, seed)
+        put_special_words(case.xs)
+        assert 0 < case.wanted()[0].isnan().sum() < case.residual.numel() / 2
+        for how in ("ll", "two_shot", "apart"):
+            results = [None] * 4
+
+            def call(comm, how=how, results=results):
+                boundary, x = boundaries[comm.rank], case.xs[comm.rank]
+                if how == "apart":
+                    boundary.publish(x)
+                    results[comm.rank] = boundary.collect(*case.common())
+                else:
+                    results[comm.rank] = boundary(x, *case.common(), protocol=how)
+
+            ranks.run(call)
+            check(results, case)
+        assert clean(ranks, 3)
 
 
 def test_halves_have_to_pair_up(seed):

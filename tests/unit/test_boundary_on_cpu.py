@@ -19,7 +19,7 @@ from nvcomm.device import FAULT_TIMEOUT
 from nvcomm.mailbox import EMPTY, ESCAPE, MailboxLayout
 from nvcomm.reference import collectives as reference
 from tests.emulator.ranks import Ranks
-from tests.mhc_cases import Case, check, make_case, make_experts
+from tests.mhc_cases import Case, check, make_case, make_experts, put_special_words
 from tests.reduction_cases import REDUCING, assert_same
 
 
@@ -59,7 +59,10 @@ def boundary(ranks: Ranks, config: MhcConfig, case: Case, sources: list[list[int
     ],
 )
 def test_boundary_in_one_mailbox(part, two_shot, world_size, streams, seed):
-    """More rows than clusters, so that rows are under way while others are mixed; with and without a collapse."""
+    """More rows than clusters, so that rows are under way while others are mixed; with and without a collapse.
+
+    Half of the contributions hold words that may not travel, infinities and NaN (R5).
+    """
     layout = MailboxLayout(world_size, 7 * 64 * 2)
     config = MhcConfig(layout, MhcShape(64, streams, 3), part, two_shot)
     ranks = Ranks(layout, seed, generation=2**32 - 2, late=True)
@@ -71,6 +74,8 @@ def test_boundary_in_one_mailbox(part, two_shot, world_size, streams, seed):
             case.xs = experts.contributions()
             sources = [[ranks.put(one) for one in experts.of(r)] for r in range(world_size)]
         else:
+            if call % 2 == 1:
+                put_special_words(case.xs)
             sources = [[ranks.put(x), 0, 0, 0] for x in case.xs]
         boundary(ranks, config, case, sources, clusters)
     ranks.assert_clean(len(plan), generation=2**32 - 2)
