@@ -212,6 +212,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     mutants = [m for m in importlib.import_module(home).MUTANTS if given.only in f"{m.rule} {m.name}"]
     if given.world == "emulated":
         mutants = [replace(m, test=m.on_cpu) for m in mutants if m.on_cpu]
+    if not mutants:
+        parser.error(f"--only {given.only!r}: no mutant of this world has this in its rule or name")
     part, parts = map(int, given.part.split("/"))
     mutants = mutants[part::parts]
     good = True

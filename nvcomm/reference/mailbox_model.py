@@ -58,14 +58,16 @@ def _trace(name: str) -> int:
 
 
 def _table(*, slow: bool, markdown: bool, prefix: str) -> int:
+    chosen = [configuration for configuration in configurations() if configuration.name.startswith(prefix)]
+    if not chosen:
+        sys.stderr.write(f"no configuration's name begins with {prefix!r}; the whole table lists them\n")
+        return 2
     line = _markdown if markdown else _text
     _say(line((*HEADER, "note") if markdown else HEADER))
     if markdown:
         _say("|" + "---|" * (len(HEADER) + 1))
     wrong, seconds, count = [], 0.0, 0
-    for configuration in configurations():
-        if not configuration.name.startswith(prefix):
-            continue
+    for configuration in chosen:
         outcome = configuration.run() if slow or not configuration.slow else None
         cells = _cells(configuration, outcome)
         _say(line((*cells, configuration.note)) if markdown else line(cells))

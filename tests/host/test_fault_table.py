@@ -79,7 +79,14 @@ def test_markdown_shows_what_differed():
 def test_the_command_line(capsys):
     assert main(["--only", "continued in time", "--markdown"]) == 0
     assert "| is stopped (SIGSTOP) and continued in time |" in capsys.readouterr().out
-    assert main(["--only", "no such fault"]) == 1
+
+
+@pytest.mark.parametrize("command", [main, mutation.main])
+def test_a_choice_of_nothing_is_no_success(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command(["--only", "no such thing"])
+    assert ended.value.code == 2
+    assert "--only 'no such thing'" in capsys.readouterr().err
 
 
 def test_the_docs_list_every_fault_and_every_mutant():

@@ -149,6 +149,11 @@ def test_command_line_trace(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no such name" in capsys.readouterr().err
 
 
+def test_a_name_that_nothing_begins_with_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    assert mailbox_model.main(["R66"]) == 2
+    assert "begins with 'R66'" in capsys.readouterr().err
+
+
 def test_unfinished_searches_are_shown_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     assert mailbox_model.main(["gather-3-ranks-full"]) == 0
     assert "--all" in capsys.readouterr().out
