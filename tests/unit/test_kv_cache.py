@@ -70,6 +70,15 @@ def test_scales_lie_behind_the_data_of_their_page():
     assert view.pages[page, 8 * 576 + offset * 8 : 8 * 576 + offset * 8 + 8].tolist() == [127] * 7 + [0]
 
 
+def test_scales_are_powers_of_two_and_255_is_nan():
+    view = record_view(cache(SCALED_FP8), 8, SCALED_FP8)
+    write_records(view, torch.tensor([10]), torch.full((1, 512), 448.0))
+    view.pages[1, 8 * 576 + 2 * 8 : 8 * 576 + 2 * 8 + 7] = torch.tensor([127, 130, 124, 255, 1, 0, 127]).to(torch.uint8)
+    groups = read_records(view, torch.tensor([10]))[0].view(8, 64)
+    wanted = [448.0, 448.0 * 8, 448.0 / 8, float("nan"), 448.0 * 2.0**-126, 448.0 * 2.0**-127, 448.0, 448.0]
+    torch.testing.assert_close(groups, torch.tensor(wanted)[:, None].expand(8, 64), rtol=0, atol=0, equal_nan=True)
+
+
 def test_page_stride_smaller_than_a_page():
     storage = torch.zeros(4096 * 4, dtype=torch.uint8)
     kv = storage.as_strided((4, 8, 512), (8 * 512 - 512, 512, 1))
@@ -83,9 +92,15 @@ def test_expanded_pages():
     assert "overlap" in refusal(torch.zeros(1, 8, 512, dtype=torch.uint8).expand(4, 8, 512), 8, PLAIN_FP8)
 
 
-def test_one_page_needs_no_page_stride():
-    kv = torch.zeros(8 * 512, dtype=torch.uint8).as_strided((1, 8, 512), (16, 512, 1))
+@pytest.mark.parametrize("stride", [16, 8, 0])
+def test_one_page_needs_no_page_stride(stride):
+    kv = torch.zeros(8 * 512, dtype=torch.uint8).as_strided((1, 8, 512), (stride, 512, 1))
     assert record_view(kv, 8, PLAIN_FP8).num_slots == 8
+
+
+def test_one_record_needs_no_record_stride():
+    kv = torch.zeros(4, 2, 512, dtype=torch.uint8)[:, :1]
+    assert record_view(kv.as_strided(kv.shape, (1024, 7, 1)), 1, PLAIN_FP8).page_stride_bytes == 1024
 
 
 def test_record_stride():
@@ -162,6 +177,9 @@ def test_bounds():
     record_view(kv, 8, PLAIN_FP8)
     kv.untyped_storage().resize_(4 * 4096 - 1)
     assert "ends at byte 16384 of a storage of 16383" in refusal(kv, 8, PLAIN_FP8)
+    kv = cache(PLAIN_FP8, dtype=torch.uint8, offset=48)
+    kv.untyped_storage().resize_(4 * 4096 + 47)
+    assert "ends at byte 16432 of a storage of 16431" in refusal(kv, 8, PLAIN_FP8)
 
 
 @pytest.mark.parametrize("offset", [1, 8])

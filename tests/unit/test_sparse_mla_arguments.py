@@ -62,6 +62,7 @@ def query(dtype=torch.bfloat16):
         ({"q": query().to("meta")}, "q is on meta"),
         ({"q": query().requires_grad_()}, "q requires grad"),
         ({"q": torch.zeros(TOKENS, HEADS * 512 + 4).bfloat16()[:, 4:].view(TOKENS, HEADS, 512)}, "16-byte aligned"),
+        ({"q": torch.zeros(TOKENS, HEADS * 512 + 4).bfloat16()[:, :-4].view(TOKENS, HEADS, 512)}, "in every token"),
         ({"q": torch.zeros(1, 8, 512).bfloat16().expand(65536, 8, 512)}, "at most 65535"),
         ({"window": None}, "window is a NoneType"),
         ({"topk": torch.zeros(3)}, "topk is a Tensor, wanted a ColumnSet"),
