@@ -265,6 +265,9 @@ def test_R13_this_fma_and_the_references_are_two_and_agree(seed):
     a, b, c = (values.view(torch.float32).nan_to_num(0.0, 1.0, -1.0).clamp(-1e18, 1e18) for values in (a, b, c))
     c[::2] = -(a * b)[::2]
     c[1::4] = (a * b)[1::4] * 2.0**24
+    # Products on a tie of FP32, and a piece far below them that says which way: of both signs, both ways.
+    a[:4], b[:4] = torch.tensor([1.0, 1.0, -1.0, -1.0]) * (1 + 2.0**-12), 1 + 2.0**-12
+    c[:4] = torch.tensor([1.0, -1.0, 1.0, -1.0]) * 2.0**-60
     seen = torch.from_numpy(fma(a.numpy(), b.numpy(), c.numpy()))
     assert torch.equal(seen, reference.fma(a, b, c))
     assert not torch.equal(seen, a * b + c)

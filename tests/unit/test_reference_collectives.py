@@ -56,8 +56,9 @@ def test_fma_rounds_once(seed: int) -> None:
     product = (a.double() * b.double()).float()
     c[::4] = -product[::4]
     c[1::4] = product[1::4] * 2.0**24
-    # A product that lies on a tie of FP32 but for a piece far below FP64's reach of it.
-    a[-1], b[-1], c[-1] = 1.0 + 2.0**-12, 1.0 + 2.0**-12, 2.0**-60
+    # Products that lie on a tie of FP32 but for a piece far below FP64's reach of it, of both signs.
+    a[-4:], b[-4:] = torch.tensor([1.0, 1.0, -1.0, -1.0]) * (1 + 2.0**-12), 1 + 2.0**-12
+    c[-4:] = torch.tensor([1.0, -1.0, 1.0, -1.0]) * 2.0**-60
     found = reference.fma(a, b, c)
     for x, y, z, value in zip(a.tolist(), b.tolist(), c.tolist(), found.tolist(), strict=True):
         want = round_to_f32(Fraction(x) * Fraction(y) + Fraction(z))
