@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from nvcomm import topology
-from nvcomm.env import other
+from nvcomm.env import other, settings
 from nvcomm.errors import CapabilityError, NvcommError, UnsupportedError, UsageError
 from stress import machine, report
 from stress.bar import ProgressBar
@@ -62,7 +62,7 @@ def _run(options: Options, config: RunConfig, runner: Runner, console: Console) 
 def _finish(
     options: Options, config: RunConfig, outcome: Outcome, control: Control | None, console: Console, *, reports: bool
 ) -> int:
-    gpu_index = None if config.world == "host" else int(other("LOCAL_RANK") or 0)
+    gpu_index = None if config.world == "host" else _number("LOCAL_RANK", 0)
     result = report.Report(config, outcome, control, machine.describe(gpu_index=gpu_index))
     if reports:
         report.show(result, console)
@@ -72,11 +72,12 @@ def _finish(
 
 
 def _configure(options: Options) -> RunConfig:
+    settings()  # a variable that cannot be understood is told here, once, and not by every rank
     under_torchrun = other("RANK") is not None and other("WORLD_SIZE") is not None
     world = _world(options.world, under_torchrun=under_torchrun)
     if world != "peer" and under_torchrun:
         raise UsageError(f"--world {world} starts its own ranks: run it without torchrun, or use --world peer.")
-    ranks = options.ranks or (int(other("WORLD_SIZE") or 4) if world == "peer" else 4)
+    ranks = options.ranks or (_number("WORLD_SIZE", 4) if world == "peer" else 4)
     return RunConfig(
         world=world,
         transport=options.transport,
@@ -111,7 +112,7 @@ def _runner(options: Options, config: RunConfig, console: Console) -> Runner:
         raise UnsupportedError(
             f"the GPU worlds need the CUDA packages ({error}): pip install 'nvcomm[cu13]'"
         ) from error
-    device = gpu_runners.device_of(int(other("LOCAL_RANK") or 0))
+    device = gpu_runners.device_of(_number("LOCAL_RANK", 0))
 
     def on_hang(hung: RunConfig, outcome: Outcome) -> int:
         return _finish(options, hung, outcome, None, console, reports=True)
@@ -121,5 +122,15 @@ def _runner(options: Options, config: RunConfig, console: Console) -> Runner:
     return gpu_runners.PeerRunner(device, on_hang)
 
 
+def _number(name: str, default: int) -> int:
+    """What a launcher's variable says; raises UsageError where that is no number."""
+    text = other(name)
+    if text is None or text.isdecimal():
+        return default if text is None else int(text)
+    raise UsageError(f"{name}={text!r} is no number, as torchrun sets it: start the ranks with torchrun, or unset it.")
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    from nvcomm.__main__ import main as nvcomm  # ends without a traceback where it is interrupted, or nobody reads
+
+    sys.exit(nvcomm(["stress", *sys.argv[1:]]))

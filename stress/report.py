@@ -112,22 +112,29 @@ def begin_json(target: str) -> None:
     Raises:
         UsageError: it cannot be written.
     """
-    if target == "-":
-        return
-    try:
-        Path(target).write_text("", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--json {target} cannot be written ({error.strerror}): choose another path.") from error
+    if target != "-":
+        _write(target, "")
 
 
 def write_json(report: Report, target: str) -> None:
-    """Writes the object to a file, or to standard output for "-"."""
+    """Writes the object to a file, or to standard output for "-".
+
+    Raises:
+        UsageError: it cannot be written.
+    """
     text = json.dumps(report.as_json(), indent=2, allow_nan=False) + "\n"
     if target == "-":
         sys.stdout.write(text)
         sys.stdout.flush()
     else:
+        _write(target, text)
+
+
+def _write(target: str, text: str) -> None:
+    try:
         Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--json {target} cannot be written ({error.strerror}): choose another path.") from error
 
 
 def show(report: Report, console: Console) -> None:

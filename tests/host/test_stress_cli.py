@@ -170,6 +170,20 @@ def test_host_ranks_under_torchrun_are_a_usage_error():
     assert "without torchrun" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["NVCOMM_TIMEOUT_S", "WORLD_SIZE"])
+def test_a_variable_that_is_not_understood_exits_2_and_is_named(name):
+    done = stress("--world", "peer", "--replays", "3", **{"RANK": "0", "WORLD_SIZE": "2"} | {name: "some"})
+    assert done.returncode == report.EXIT_USAGE, done.stderr
+    assert f"{name}='some'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_is_told_when_the_result_is_written():
+    done = stress("--world", "host", "--replays", "3", "--control", "none", "--json", "/dev/full")
+    assert done.returncode == report.EXIT_USAGE, done.stderr
+    assert "error: --json /dev/full cannot be written (No space left" in done.stderr
+
+
 def test_a_machine_without_a_gpu_exits_77():
     done = stress("--world", "virtual", "--replays", "8", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == report.EXIT_UNSUPPORTED, done.stderr
@@ -199,6 +213,25 @@ def test_a_rank_that_dies_or_stops_ends_in_124_and_is_named(tmp_path, signal_num
         assert "was killed by SIGKILL" in hang["positions"][2]["note"]
     for pid in ranks:
         assert not Path(f"/proc/{pid}").exists(), "a rank is left behind"
+
+
+def test_an_interrupted_run_ends_with_130_and_no_traceback():
+    with subprocess.Popen(
+        [*COMMAND, "--world", "host", "--duration", "300", "--control", "none"],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # else ignored where tests run unattended
+    ) as process:
+        ranks = four_at_work(process.pid)
+        os.kill(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert errors.splitlines()[-1] == "nvcomm stress: interrupted"
+    assert "Traceback" not in errors
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks), "a rank is left behind"
 
 
 def test_no_rank_survives_its_parent():
