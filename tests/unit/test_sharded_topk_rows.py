@@ -60,6 +60,18 @@ def test_sharded_equals_unsharded(rows, world_size, seed):
                 assert torch.equal(out, decode_topk(logits, lengths, 512))
 
 
+def test_more_rows_than_one_call_takes(seed):
+    """192 rows a rank: each is one call's worth, all of them are not."""
+    logits, lengths = make_rows("random", 384, 16, seed, "cpu"), lengths_of([9, 0, 16] * 128)
+    world = LockstepWorld(2)
+    for rank in (0, 1):
+        world.rank = rank
+        out = sharded_topk(world, logits, lengths, 512)
+    halves = [decode_topk(logits[half], lengths[half], 512) for half in (slice(192), slice(192, None))]
+    assert torch.equal(out[:192], world.sent[0])
+    assert torch.equal(out, torch.cat(halves))
+
+
 BAD = {
     "lengths of fewer rows": {"lengths": lengths_of([600] * 4)},
     "lengths of more rows": {"lengths": lengths_of([600] * 6)},
