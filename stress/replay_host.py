@@ -6,7 +6,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import tempfile
 import time
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -39,8 +38,9 @@ class HostRunner:
         """See `Runner.run`."""
         plan = plan_for(config)
         page = StatusPage(config.ranks)
-        with tempfile.TemporaryDirectory(prefix="nvcomm-stress-") as folder:
-            processes = _fork(config, plan, page, Path(folder) / "store")
+        # Where ranks meet has no name either: nothing is left, however the processes end.
+        with os.fdopen(os.memfd_create("nvcomm-stress", os.MFD_CLOEXEC)) as file:
+            processes = _fork(config, plan, page, Path(f"/proc/self/fd/{file.fileno()}"))
             try:
                 reason = _watch(processes, config, page, progress)
                 notes = [_note(page.state(rank), process) for rank, process in enumerate(processes)]
@@ -109,10 +109,18 @@ def _end(processes: list[ForkProcess]) -> None:
         process.close()
 
 
+def is_stopped(pid: int | None) -> bool:
+    """Whether a process stands still until it gets SIGCONT."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
 def _note(state: State, process: ForkProcess) -> str:
     """What became of a rank's process."""
     if process.is_alive():
-        return f"process {process.pid} runs, {state.name.lower()}"
+        return f"process {process.pid} {'is stopped' if is_stopped(process.pid) else f'runs, {state.name.lower()}'}"
     code = process.exitcode
     if code is not None and code < 0:
         return f"process {process.pid} was killed by {signal.Signals(-code).name}"

@@ -21,6 +21,7 @@ from stress.faults.common import EVERY_RANK, FIRST, GOES_ON, TIMED_OUT, absences
 from stress.faults.host_scene import LIMIT_S, TIMEOUT_S
 from stress.faults.host_work import Work
 from stress.faults.table import CALLS_BEFORE, NEW_GROUP, ODD_RANK, SUCCESS, Fault, Row, Sight, row_of
+from stress.replay_host import is_stopped
 
 ATTEMPTS = 5
 
@@ -94,7 +95,7 @@ def _wait(ranks: Sequence[BaseProcess], fault: Fault[Work], folder: Path) -> Non
     while any(process.is_alive() for process in ranks) and time.monotonic() < deadline:
         for process in ranks:
             assert process.pid is not None
-            if process.is_alive() and _is_stopped(process.pid):
+            if process.is_alive() and is_stopped(process.pid):
                 since = stopped_since.setdefault(process.pid, time.monotonic())
                 if time.monotonic() - since > fault.continued_after_s and all(path.exists() for path in seen):
                     os.kill(process.pid, signal.SIGCONT)
@@ -104,13 +105,6 @@ def _wait(ranks: Sequence[BaseProcess], fault: Fault[Work], folder: Path) -> Non
         if process.is_alive():
             process.kill()
         process.join()
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return False
 
 
 def _sight(path: Path, process: BaseProcess) -> Sight:

@@ -209,8 +209,8 @@ def test_a_rank_that_dies_or_stops_ends_in_124_and_is_named(tmp_path, signal_num
     assert sorted(wait["rank"] for wait in hang["waits"]) == [0, 1, 3], hang
     assert all(1.9 < wait["waited_s"] < 30 for wait in hang["waits"]), hang
     assert "waits for rank 2" in errors
-    if signal_number == signal.SIGKILL:
-        assert "was killed by SIGKILL" in hang["positions"][2]["note"]
+    wanted = "was killed by SIGKILL" if signal_number == signal.SIGKILL else "is stopped"
+    assert hang["positions"][2]["note"] == f"process {ranks[2]} {wanted}"
     for pid in ranks:
         assert not Path(f"/proc/{pid}").exists(), "a rank is left behind"
 
@@ -234,11 +234,11 @@ def test_an_interrupted_run_ends_with_130_and_no_traceback():
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks), "a rank is left behind"
 
 
-def test_no_rank_survives_its_parent():
+def test_no_rank_and_no_file_survives_the_parent(tmp_path):
     with subprocess.Popen(
         [*COMMAND, "--world", "host", "--duration", "300", "--control", "none"],
         cwd=ROOT,
-        env=environment(),
+        env=environment(TMPDIR=str(tmp_path)),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as process:
@@ -246,3 +246,4 @@ def test_no_rank_survives_its_parent():
         process.kill()
         process.wait()
     wait_until(lambda: not any(ticks(pid) for pid in ranks), "the end of all ranks")
+    assert not list(tmp_path.rglob("*"))
