@@ -277,6 +277,23 @@ def test_outputs_over_inputs(alone):
     assert h is not None
 
 
+def test_an_h_where_nothing_collapses(alone):
+    given = boundary_arguments() | {"pre": None, "norm_weight": None}
+    with refused("no h without pre"):
+        alone(**given, h=torch.zeros(ROWS, HIDDEN, dtype=torch.bfloat16))
+    assert alone(**given)[1] is None
+
+
+def test_more_rows_of_experts_than_fit(alone):
+    rows = alone.max_rows + 1
+    experts, weights = torch.zeros(1, HIDDEN, dtype=torch.bfloat16), torch.zeros(rows, 2)
+    given = {name: one for name, one in boundary_arguments().items() if name != "x"}
+    for name in ("residual", "post", "comb", "pre"):
+        given[name] = given[name][:1].repeat(rows, *[1] * (given[name].dim() - 1))
+    with refused(f"got {rows} rows of 128 bytes; this communicator was built for at most 4096"):
+        alone.finalize(experts, weights, torch.zeros(rows, 2, dtype=torch.int32), None, **given)
+
+
 def test_a_boundary_of_other_shapes(alone):
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     for residual, says in ((None, "a NoneType"), (torch.zeros(3, 64), r"\(3, 64\)"), (nested, "nested")):
