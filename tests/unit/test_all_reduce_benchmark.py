@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("cutlass")
 
+from benchmarks import all_reduce_peer
 from benchmarks.all_reduce import Boundary, all_equal
 from nvcomm.reference import collectives as reference
 from tests.mhc_cases import make_case
@@ -34,3 +35,27 @@ def test_a_boundary_found_once_is_not_found_again(seed):
             out.copy_(wanted)
     boundary.h[1][2] *= 1.5
     assert not boundary.is_right()
+
+
+def test_between_processes_too(seed, monkeypatch):
+    xs = make_case(2, 3, 64, seed).xs
+    looks = []
+
+    class Comm:
+        rank = 1
+
+        def all_reduce(self, x, out, protocol):
+            assert x is xs[1]
+            return out.copy_(reference.all_reduce(xs))
+
+        def check(self):
+            looks.append("checked")
+
+    def median_us(op, is_right):
+        y = op()
+        looks.extend([is_right(y), is_right(y), is_right(op())])
+        return 1.5
+
+    monkeypatch.setattr(all_reduce_peer, "median_us", median_us)
+    assert all_reduce_peer.ours(Comm(), xs, "ll") == 1.5
+    assert looks == [True, False, True, "checked"]
