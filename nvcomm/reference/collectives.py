@@ -9,7 +9,7 @@ make the bits the same everywhere (docs/mailbox.md R13):
 - what follows a rounding sees the rounded value.
 
 NaNs compare as NaN: their payload bits do not survive a sum. RMSNorm is exact here, computed in FP64; a kernel's may
-differ by one unit in the last place of BF16.
+differ by one unit in the last place of BF16, as long as FP32 holds the squares that it adds up.
 """
 
 from __future__ import annotations
