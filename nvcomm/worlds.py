@@ -149,6 +149,8 @@ def _gpu_worlds() -> ModuleType:
 def _host_options(options: Options) -> dict[str, Any]:
     if options.transport == "multicast":
         raise UnsupportedError("transport='multicast' needs GPUs; the host world has 'peer' and 'delayed'.")
+    if options.protocol == "copy":
+        raise UnsupportedError("protocol='copy' needs GPUs; the host world has 'mailbox' and 'late-copy'.")
     return {
         "mutations": frozenset() if options.protocol == "mailbox" else frozenset({options.protocol}),
         "transport": "delayed" if options.transport == "delayed" else "direct",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from nvcomm.capability import check
@@ -14,12 +15,20 @@ from nvcomm.mailbox import EMPTY, LAYOUT_VERSION, MailboxLayout
 from nvcomm.memory.host import HostMemory, connect, local_memories
 
 
-def open_memory(group: Group, max_bytes: int, timeout_s: float) -> tuple[HostMemory, MailboxLayout]:
+def open_memory(
+    group: Group, max_bytes: int, timeout_s: float, config: Mapping[str, Any] | None = None
+) -> tuple[HostMemory, MailboxLayout]:
     """Mailboxes in shared memory for the processes of one host. Collective.
 
+    Args:
+        group: the ranks.
+        max_bytes: most bytes that a rank contributes to a call.
+        timeout_s: bound of the wait for the others.
+        config: what else has to be equal on all ranks: name -> value.
+
     Raises:
-        CapabilityError: ranks differ in world size, `max_bytes`, layout, checks or versions of packages, or the memory
-            could not be set up on one of them; the same text on every rank.
+        CapabilityError: ranks differ in world size, `max_bytes`, `config`, layout, checks or versions of packages, or
+            the memory could not be set up on one of them; the same text on every rank.
         GroupError: a rank did not answer within `timeout_s`.
     """
     layout = _layout(group.world_size, max_bytes)
@@ -28,6 +37,7 @@ def open_memory(group: Group, max_bytes: int, timeout_s: float) -> tuple[HostMem
         "mailbox layout version": LAYOUT_VERSION,
         "mailbox size in bytes": layout.size_bytes,
         "NVCOMM_DEVICE_CHECKS": settings().device_checks,
+        **(config or {}),
     }
     check([], group, timeout_s, config=ours)
     memory = connect(group, layout.size_bytes, armed_bytes=layout.faults_base, armed_word=EMPTY, timeout_s=timeout_s)

@@ -31,6 +31,12 @@ class HostOptions(Protocol):
     @property
     def generation(self) -> int: ...
 
+    @property
+    def protocol(self) -> str: ...
+
+    @property
+    def transport(self) -> str: ...
+
 
 def build_rank(group: Group | dist.ProcessGroup | None, options: HostOptions, **engine_options: Any) -> HostEngine:
     """One rank of a world of processes; its `close()` gives the memory back. Collective.
@@ -44,7 +50,8 @@ def build_rank(group: Group | dist.ProcessGroup | None, options: HostOptions, **
         CapabilityError, GroupError, UsageError, UnsupportedError: see `open_memory` and `HostEngine`.
     """
     ranks = as_group(group)
-    memory, layout = open_memory(ranks, options.max_bytes, options.timeout_s)
+    config = {"generation": options.generation, "protocol": options.protocol, "transport": options.transport}
+    memory, layout = open_memory(ranks, options.max_bytes, options.timeout_s, config)
     try:
         return HostEngine(
             memory,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 
@@ -10,7 +11,9 @@ import pytest
 import torch
 
 import nvcomm
+from nvcomm.group import local_groups
 from nvcomm.options import Options
+from tests.threads import together
 
 WORLD_SIZE = 2
 
@@ -206,3 +209,25 @@ def test_a_reset_of_the_world_forgets_a_first_half(world):
         world[0].all_gather(torch.zeros(1))
     world.reset()
     gather_and_check(world)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("max_bytes", (64, 128)), ("generation", (0, 5)), ("protocol", ("mailbox", "late-copy")),
+     ("transport", ("peer", "delayed"))],
+)  # fmt: skip
+def test_ranks_that_chose_differently_get_the_same_error(name, values):
+    groups = local_groups(2)
+
+    def build(rank):
+        return nvcomm.Communicator(groups[rank], "cpu", **{"max_bytes": 64, "timeout_s": 60.0, name: values[rank]})
+
+    errors = together([functools.partial(build, rank) for rank in range(2)])
+    assert [type(error) for error in errors] == [nvcomm.CapabilityError] * 2, errors
+    assert str(errors[0]) == str(errors[1])
+    assert f"disagree on {name}: rank 0: " in str(errors[0])
+
+
+def test_a_protocol_of_kernels_alone_is_refused_by_its_name():
+    with pytest.raises(nvcomm.UnsupportedError, match="protocol='copy' needs GPUs"):
+        nvcomm.virtual_world(2, "cpu", protocol="copy")
