@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from decode.arguments import integer_reasons, tensor_reasons
+from decode.arguments import grad_reasons, integer_reasons, tensor_reasons
 from nvcomm.errors import UsageError
 
 HEAD_DIM = 512
@@ -96,7 +96,8 @@ def record_view(kv: torch.Tensor, block: int, layout: RecordLayout, *, offset_bi
     """
     if unseen := _kind_reasons(kv, block, layout):
         raise UsageError(f"cannot view a cache as pages of records: {'; '.join(unseen)}.")
-    reasons = _shape_reasons(kv, block, layout) + _memory_reasons(kv, block, layout, offset_bits)
+    reasons = grad_reasons("it", kv) + _shape_reasons(kv, block, layout)
+    reasons += _memory_reasons(kv, block, layout, offset_bits)
     if reasons:
         raise UsageError(
             f"cannot view {tuple(kv.shape)} {kv.dtype} with strides {kv.stride()} as pages of {block} {layout.name} "

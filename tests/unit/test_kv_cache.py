@@ -189,6 +189,13 @@ def test_alignment_of_the_first_page(offset):
     )
 
 
+def test_a_cache_that_is_trained():
+    kv = cache(BF16).requires_grad_()
+    assert "it requires grad, and there is no backward" in refusal(kv, 8, BF16)
+    with torch.no_grad():
+        assert not record_view(kv, 8, BF16).pages.requires_grad
+
+
 def test_alignment_of_the_other_pages():
     assert "wanted a multiple of 16" in refusal(cache(PLAIN_FP8, gap=8, dtype=torch.uint8), 8, PLAIN_FP8)
 

@@ -77,6 +77,7 @@ def query(dtype=torch.bfloat16):
         ({"window": column_set(40, first=2**31 - 640)}, "window.first is"),  # its last place would not fit
         ({"sm_scale": None}, "sm_scale is None, wanted a finite number"),
         ({"kv_scale": float("inf")}, "kv_scale is inf"),
+        ({"kv_scale": float("nan")}, "kv_scale is nan"),
         ({"q_scale": torch.ones(HEADS)}, "q_scale is a Tensor"),
         ({"sink": [0.0] * HEADS}, "sink is a list"),
         ({"sink": torch.zeros(HEADS, dtype=torch.bfloat16)}, "sink is torch.bfloat16"),
