@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from nvcomm.env import settings
 from nvcomm.errors import CapabilityError, PeerTimeoutError, UnsupportedError
 from nvcomm.group import StoreGroup
 from nvcomm.host import HostEngine, open_memory
@@ -88,6 +89,7 @@ def engine_options(config: RunConfig) -> dict[str, Any]:
     return {
         "timeout_s": config.timeout_s,
         "generation": FIRST_GENERATION,
+        "device_checks": settings().device_checks,
         "mutations": frozenset({"late-copy"} if config.protocol == "late-copy" else ()),
         "transport": "delayed" if config.transport == "delayed" else "direct",
         "seed": config.seed,

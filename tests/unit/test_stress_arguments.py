@@ -7,6 +7,7 @@ import pytest
 
 from stress import oracle
 from stress.cli import parse
+from stress.worker import engine_options
 from tests.unit.stress_outcomes import CONFIG
 
 
@@ -41,3 +42,10 @@ def test_bad_arguments_end_with_2(arguments):
     with pytest.raises(SystemExit) as ended:
         parse(arguments)
     assert ended.value.code == 2
+
+
+def test_ranks_between_processes_check_each_other_where_the_variable_says_so(monkeypatch):
+    monkeypatch.delenv("NVCOMM_DEVICE_CHECKS", raising=False)
+    assert engine_options(CONFIG)["device_checks"] == 0
+    monkeypatch.setenv("NVCOMM_DEVICE_CHECKS", "1")
+    assert engine_options(CONFIG)["device_checks"] == 1
