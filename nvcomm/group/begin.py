@@ -25,7 +25,10 @@ def reached(connect: Callable[[], T], where: str, timeout_s: float) -> T:
     """
     call = BoundedCall(connect, "nvcomm-connect")
     if not call.ended(timeout_s + LAST_LOOK_S):
-        raise GroupError(f"{where} does not answer: find out whether the process that serves it stands still.")
+        raise GroupError(
+            f"{where} does not answer: find out whether the process that serves it was started, and whether it stands "
+            "still. It is rank 0, or torchrun's agent."
+        )
     return call.result()
 
 

@@ -60,12 +60,14 @@ class Exchange:
 
     def stuck(self) -> GroupError:
         """The error of a rank that waited for `run` in vain: the store is at fault, whoever else may be."""
+        return self._store_failed("a call of the group's store does not return")
+
+    def _store_failed(self, what: str) -> GroupError:
+        """The error where the store is at fault. Who had not answered by then is missing; one of them may serve it."""
         missing = tuple(rank for rank in self._missing() if rank != self._rank)
         others = f" for {_named(missing)} of {self._count()}" if missing else ""
         return GroupError(
-            f"rank {self._rank} waited at {self._tag!r}{others}, in vain: a call of the group's store does not return. "
-            f"{why_stuck(self._store)}",
-            missing,
+            f"rank {self._rank} waited at {self._tag!r}{others}, in vain: {what}. {why_stuck(self._store)}", missing
         )
 
     def _count(self) -> int:
@@ -83,7 +85,9 @@ class Exchange:
             self._store.set(self._key(self._rank), text)
         except RuntimeError as error:
             never_destroy(self._store)
-            raise GroupError(f"rank {self._rank} cannot write to the group's store: {error}") from error
+            raise GroupError(
+                f"rank {self._rank} cannot write to the group's store: {error}. {why_stuck(self._store)}"
+            ) from error
 
     def _collect(self, deadline: float) -> list[JSON]:
         """Reads envelopes until all ranks, by their own count, have written theirs."""
@@ -115,7 +119,7 @@ class Exchange:
             data = self._store.get(key)
         except RuntimeError as error:
             never_destroy(self._store)
-            raise GroupError(f"rank {self._rank} cannot read from the group's store: {error}", (rank,)) from error
+            raise self._store_failed(f"it cannot read from the group's store: {error}") from error
         return decode(data, rank)
 
     def _forget(self) -> None:

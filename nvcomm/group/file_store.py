@@ -20,10 +20,12 @@ def never_destroy(store: dist.Store) -> None:
 
 
 def why_stuck(store: dist.Store) -> str:
-    """For people: why a call of `store` may not return, and what to do."""
+    """For people: why a call of `store` may not return, or may fail, and what to do."""
     path = _file_of(store)
     if path is None:
-        return "Find out whether the process that serves the store runs and can be reached."
+        return (
+            "Find out whether the process that serves the store runs and can be reached: rank 0's, or torchrun's agent."
+        )
     return (
         f"If {path} ends inside a record, as after a full disk, torch reads it for ever: end every process that uses "
         "it, and start again with a new file where there is room."

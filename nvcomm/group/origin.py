@@ -87,9 +87,7 @@ def from_environment(timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreGroup:
     """
     try:
         store, rank, world_size = reached(
-            lambda: next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s))),
-            "the store of MASTER_ADDR and MASTER_PORT",
-            timeout_s,
+            lambda: _store_of_environment(timeout_s), "the store of MASTER_ADDR and MASTER_PORT", timeout_s
         )
     except ValueError as error:
         raise UsageError(f"{error}. Start the program with torchrun or mpiexec, or set what torchrun sets.") from error
@@ -98,3 +96,19 @@ def from_environment(timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreGroup:
             f"the store of MASTER_ADDR and MASTER_PORT was not reached: {error}. Find out whether rank 0 runs there."
         ) from error
     return fresh_group(store, rank, world_size, timeout_s)
+
+
+def _store_of_environment(timeout_s: float) -> tuple[dist.Store, int, int]:
+    """(store, rank, world size), as torch builds them; but rank 0, where it serves the store itself, waits for nobody.
+
+    In vain it could not say for whom. The first exchange can.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    rank, count, host, port = (other(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    serves = rank == "0" and other("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    if not (serves and count and host and port) or not 0 <= int(port) < 1 << 16:
+        return next(dist.rendezvous("env://", timeout=timeout))
+    store = dist.TCPStore(
+        host, int(port), int(count), is_master=True, timeout=timeout, wait_for_workers=False, multi_tenant=True
+    )
+    return store, 0, int(count)

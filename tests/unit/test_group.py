@@ -162,6 +162,27 @@ def test_a_store_that_fails_is_a_group_error(call):
         StoreGroup(FailingStore(call), 0, 1, "test").barrier("x", 1.0)
 
 
+def test_who_had_not_answered_is_named_where_the_process_that_serves_the_store_is_gone():
+    """Rank 0 served it and is gone; rank 1 had answered, so it is not to blame, whoever is read next."""
+
+    class ServerGone(FailingStore):
+        def check(self, keys):
+            return self._fail() if keys == ["test/0/0"] and answered.is_set() else self._store.check(keys)
+
+        def get(self, key):
+            if key == "test/0/1":
+                answered.set()
+            return self._store.get(key)
+
+    answered, store = threading.Event(), ServerGone(None)
+    StoreGroup(store._store, 1, 4, "test")._store.set("test/0/1", json.dumps({"tag": "x", "world_size": 4, "value": 1}))
+    with pytest.raises(GroupError) as caught:
+        StoreGroup(store, 2, 4, "test").exchange("x", 1, LONG_S)
+    assert caught.value.missing == (0, 3)
+    for said in ("rank 2 waited at 'x' for rank 0, 3 of 4", "connection reset", "rank 0's, or torchrun's agent"):
+        assert said in str(caught.value)
+
+
 @pytest.mark.parametrize("call", ["add", "delete_key"])
 def test_a_store_that_ends_after_the_exchange_does_no_harm(call):
     assert StoreGroup(FailingStore(call), 0, 1, "test").exchange("x", 5, 1.0) == [5]
@@ -200,6 +221,23 @@ def test_environment_of_torchrun(monkeypatch):
     monkeypatch.setenv("MASTER_PORT", "1")
     with pytest.raises(GroupError):
         from_environment(0.5)
+    # torch pauses beyond its timeout; a thread that is still in there while Python ends takes the process down.
+    for thread in threading.enumerate():
+        if thread.name == "nvcomm-connect":
+            thread.join(LONG_S)
+
+
+def test_rank_0_that_serves_the_store_names_who_does_not_come(monkeypatch):
+    """Without a launcher's store: by hand, or by a scheduler that only sets torchrun's variables."""
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    first = from_environment(LONG_S)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("MASTER_PORT", str(first._store.port))
+    second = from_environment(LONG_S)
+    results = together([lambda ranks=ranks: ranks.barrier("start", 2.0) for ranks in (first, second)])
+    assert [error.missing for error in results] == [(2,), (2,)]
 
 
 class ThreadComm:
