@@ -47,6 +47,17 @@ def test_topk():
         launch_topk()
 
 
+def test_the_numbers_of_a_topk(monkeypatch):
+    """Strides are those of the tensors, whose rows may lie apart."""
+    handed = {}
+    monkeypatch.setattr(topk, "compiled", lambda config: lambda *numbers: handed.update({config: numbers}))
+    logits, lengths = torch.zeros(6, 5000, dtype=torch.bfloat16)[:, :4096], torch.zeros(3, dtype=torch.int32)
+    out, config = torch.zeros(6, 3000, dtype=torch.int32)[:, 8:2056], TopkConfig(2048, 8, mode="blocks")
+    topk.launch(config, logits, lengths, out, 2)
+    addresses = (one.data_ptr() for one in (logits, lengths, out))
+    assert handed == {config: (*addresses, 10_000, 12_000, 6, 4096, 2, 0)}
+
+
 @pytest.mark.parametrize("two_sets", [False, True])
 def test_sparse_mla(two_sets):
     with pytest.raises(CudaError, match="loading the kernel"):
