@@ -110,6 +110,7 @@ def killed(group: StoreGroup) -> None:
     with memory, HostEngine(memory, layout, again, timeout_s=LONG_S) as engine:
         for call in range(20):
             gather_and_compare(engine, call, 64)
+        assert engine.audit().dirty_words == 0
         again.barrier("end", LONG_S)
 
 

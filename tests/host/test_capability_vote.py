@@ -49,6 +49,7 @@ def gathers(group):
     """The group is as good as before: a communicator on it gathers."""
     with nvcomm.Communicator(group, "cpu", max_bytes=4096, timeout_s=LIMIT_S) as comm:
         assert comm.all_gather(torch.tensor([group.rank])).flatten().tolist() == list(range(group.world_size))
+        assert comm.audit().dirty_words == 0
         group.barrier("end", LIMIT_S)
 
 

@@ -46,6 +46,7 @@ with memory, HostEngine(memory, layout, group, timeout_s=20.0) as engine:
     out = torch.empty(group.world_size, dtype=torch.int32)
     engine.all_gather(torch.tensor([group.rank], dtype=torch.int32), out)
     assert out.tolist() == [0, 1, 2]
+    assert engine.audit().dirty_words == 0
     group.barrier("end", 20.0)
 """
 
@@ -69,6 +70,7 @@ def gather():
         out = torch.empty(2, dtype=torch.int32)
         engine.all_gather(torch.tensor([group.rank], dtype=torch.int32), out)
         assert out.tolist() == [0, 1]
+        assert engine.audit().dirty_words == 0
         group.barrier("end", 20.0)
 
 gather()  # a group of the launcher's store
