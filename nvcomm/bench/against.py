@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -34,6 +35,7 @@ def contenders(plan: Plan, group: StoreGroup, comm: Communicator, most_bytes: in
     Raises:
         UnsupportedError: NCCL has too few GPUs here.
     """
+    plan = replace(plan, against=named(plan, group.world_size, comm.device))
     found: list[Contender] = []
     if {"torch", "nccl", "symm_mem"} & set(plan.against) or plan.vllm_library:
         backend = _backend(plan, group.world_size, comm.device)
@@ -59,6 +61,18 @@ def contenders(plan: Plan, group: StoreGroup, comm: Communicator, most_bytes: in
 
         return [unfused(each) for each in found]
     return found
+
+
+def named(plan: Plan, world_size: int, device: torch.device) -> tuple[str, ...]:
+    """`plan.against` with "installed" as the names that it stands for on this machine."""
+    if "installed" not in plan.against:
+        return plan.against
+    if device.type == "cpu":
+        peers = ["torch"]
+    else:
+        peers = ["nccl"] if dist.is_nccl_available() and torch.cuda.device_count() >= world_size else []
+        peers += [] if plan.op == "reduce_scatter" else ["symm_mem"]
+    return tuple(dict.fromkeys([*peers, *(name for name in plan.against if name != "installed")]))
 
 
 def _backend(plan: Plan, world_size: int, device: torch.device) -> str:

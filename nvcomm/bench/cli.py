@@ -36,13 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures; returns 0, 1 (wrong data, or slower than the floor), 2 (usage), 77 (unsupported) or 124 (a hang)."""
     typed = list(sys.argv[1:] if argv is None else argv)
     plan = parse(typed)
-    for path in (plan.json, plan.csv, plan.markdown, plan.plot):  # before anything is measured
-        if path not in (None, "-") and not Path(path).resolve().parent.is_dir():
-            sys.stderr.write(f"nvcomm bench: {path} cannot be written: its folder is not there\n")
-            return EXIT_USAGE
     if plan.plot is not None and importlib.util.find_spec("matplotlib") is None:
         sys.stderr.write("nvcomm bench: --plot needs matplotlib: pip install 'nvcomm[bench]'\n")
         return EXIT_UNSUPPORTED
+    why_not = _unwritable(plan)  # before anything is measured
+    if why_not is not None:
+        sys.stderr.write(f"nvcomm bench: {why_not}\n")
+        return EXIT_USAGE
     if plan.world == "virtual":
         return _guarded("nvcomm bench", lambda: _virtual(plan, typed))
     if _launched():
@@ -50,6 +50,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     from nvcomm.bench.spawn import run_ranks
 
     return run_ranks(_spawned, plan.ranks or DEFAULT_RANKS, plan.timeout_s, plan, typed)
+
+
+def _unwritable(plan: Plan) -> str | None:
+    """Which of the files could not be written in the end, and why; or None."""
+    for path in (plan.json, plan.csv, plan.markdown, plan.plot):
+        if path is None or path == "-":
+            continue
+        file = Path(path)
+        if not file.resolve().parent.is_dir():
+            return f"{path} cannot be written: its folder is not there"
+        if file.is_dir() or not os.access(file if file.exists() else file.resolve().parent, os.W_OK):
+            return f"{path} cannot be written: it is a folder, or not yours to write"
+    if plan.plot is not None:
+        from nvcomm.bench.plot import formats
+
+        if Path(plan.plot).suffix[1:].lower() not in formats():
+            return f"--plot {plan.plot}: its ending is no format; wanted one of {', '.join(formats())}"
+    return None
 
 
 def _launched() -> bool:

@@ -27,7 +27,7 @@ DATATYPES = {
     "double": "float64",
 }
 DEFAULT_RANKS = 4
-CONTENDERS = ("torch", "nccl", "symm_mem", "ll", "two_shot")
+CONTENDERS = ("installed", "torch", "nccl", "symm_mem", "ll", "two_shot")
 REDUCED = ("half", "bfloat16", "float")
 
 EPILOG = """\
@@ -111,8 +111,8 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
         parser.error(f"--datatype {datatype}: {given.op} adds {', '.join(REDUCED)}")
     if given.op != "all_gather" and given.protocol != "mailbox":
         parser.error(f"--protocol {given.protocol} is an all_gather")
-    if given.json == "-" and given.csv == "-":
-        parser.error("--json - and --csv - both want stdout; give one of them a path")
+    if (given.json, given.csv, given.markdown).count("-") > 1:
+        parser.error("of --json -, --csv - and --markdown - one can have stdout; give the others a path")
     if given.world == "virtual" and given.against:
         parser.error("--against: torch.distributed wants a process a rank; take --world host or peer")
     if host and {"nccl", "symm_mem"} & set(given.against):
@@ -245,7 +245,8 @@ def _parser() -> argparse.ArgumentParser:
         type=_names,
         default=(),
         metavar="NAME,...",
-        help="measure these too: torch (gloo or NCCL), nccl, symm_mem (PyTorch's), ll, two_shot (our protocols)",
+        help="measure these too: installed (what this machine has), torch (gloo or NCCL), nccl, symm_mem (PyTorch's), "
+        "ll, two_shot (our protocols)",
     )
     add(
         "--vllm-library",

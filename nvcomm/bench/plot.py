@@ -36,6 +36,13 @@ def draw(results: Sequence[Result], title: str, path: Path) -> None:
     plt.close(figure)
 
 
+def formats() -> list[str]:
+    """The endings that `draw` takes, without the dot."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    return sorted(FigureCanvasBase.get_supported_filetypes())
+
+
 def _short(value: float) -> str:
     """A tick: 64, 4K, 2M; fractions as they are."""
     for unit, size in (("M", 1 << 20), ("K", 1 << 10)):

@@ -20,8 +20,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from nvcomm.bench import against, report
 from nvcomm.bench import rank as one_rank
-from nvcomm.bench import report
 from nvcomm.bench.case import Case
 from nvcomm.bench.cli import main
 from nvcomm.bench.plan import DATATYPES, OPS, REDUCED, parse, size_of, sweep
@@ -89,6 +89,7 @@ def test_sizes():
         "all_gather --world host --against ll",
         "all_gather --world host --device-share 0",
         "all_gather --world host --json - --csv -",
+        "all_gather --world host --json - --markdown -",
         "all_gather --world host --floor -1",
         "all_gather --world host -f 1",
         "all_reduce --world host --datatype int32",
@@ -188,7 +189,7 @@ def test_a_run_that_a_program_reads(tmp_path):
     """Two ranks against gloo: JSON on stdout, CSV in a file, every sample."""
     done = run(
         *("all_gather", "--world", "host", "--ranks", 2, "-b", 64, "-e", "1K", "-n", 40, "-w", 2, "-d", "bfloat16"),
-        *("--against", "torch", "--json", "-", "--csv", tmp_path / "out.csv", "--raw", "--floor", 1e8),
+        *("--against", "installed", "--json", "-", "--csv", tmp_path / "out.csv", "--raw", "--floor", 1e8),
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -257,6 +258,24 @@ def test_a_contender_that_raises_is_refused_and_ours_is_not():
         one_rank._row_or_refusal(plan(), group, comm, case, one_rank.Contender("nvcomm", raises, raises))
 
 
+@pytest.mark.parametrize(
+    ("op", "gpus", "names"),
+    [
+        ("all_gather", 4, ("nccl", "symm_mem", "ll")),
+        ("all_reduce", 2, ("symm_mem", "ll")),
+        ("reduce_scatter", 4, ("nccl", "ll")),
+        ("reduce_scatter", 1, ("ll",)),
+    ],
+)
+def test_what_is_installed_depends_on_the_machine(monkeypatch, op, gpus, names):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    chosen = SimpleNamespace(op=op, against=("installed", "ll"))
+    assert against.named(chosen, 4, torch.device("cuda:0")) == names
+    assert against.named(chosen, 4, torch.device("cpu")) == ("torch", "ll")
+    assert against.named(SimpleNamespace(op=op, against=("torch",)), 4, torch.device("cpu")) == ("torch",)
+
+
 def test_a_library_that_is_not_there(tmp_path):
     chosen = parse(["all_reduce", "--world", "peer", "-d", "bfloat16", "--vllm-library", str(tmp_path / "none.so")])
     with pytest.raises(UnsupportedError, match="none.so"):
@@ -313,6 +332,18 @@ def test_plot_needs_matplotlib(capsys, monkeypatch):
 def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(capsys, tmp_path):
     assert main(["all_gather", "--world", "host", "--csv", str(tmp_path / "no" / "out.csv")]) == 2
     assert "its folder is not there" in capsys.readouterr().err
+    assert main(["all_gather", "--world", "host", "--json", str(tmp_path)]) == 2
+    assert "it is a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["x.foo", "x", "-"])
+def test_a_plot_in_no_format_is_told_before_anything_is_measured(capsys, name):
+    pytest.importorskip("matplotlib")
+    assert main(["all_gather", "--world", "host", "--plot", name]) == 2
+    said = capsys.readouterr()
+    assert f"--plot {name}: its ending is no format; wanted one of " in said.err
+    assert "png" in said.err
+    assert said.out == ""
 
 
 def results():
