@@ -166,6 +166,10 @@ def _cache() -> Iterator[Row]:
             fix = "set NVCOMM_CACHE_DIR to a folder of yours"
             yield Row("system", "kernel cache", "FAIL", f"{path} is not there, and {parent} cannot be written", fix)
         return
+    except OSError as error:  # HOME is somebody else's, as in a container that runs as another user
+        fix = "set NVCOMM_CACHE_DIR to a folder of yours"
+        yield Row("system", "kernel cache", "FAIL", f"{path} cannot be reached: {error.strerror}", fix)
+        return
     mode = stat.S_IMODE(seen.st_mode)
     found = f"{path}, mode {mode:04o}, owner {seen.st_uid}"
     if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid():

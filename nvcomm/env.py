@@ -92,7 +92,12 @@ def _small_int(limit: int) -> Callable[[str], int]:
 
 
 def _path(text: str) -> Path:
-    return Path(text).expanduser().absolute()
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:  # HOME is unset, and the user is in no list of users: a container, perhaps
+        raise UsageError(
+            f"NVCOMM_CACHE_DIR would be {text}, and this user has no home: set it to a folder of yours, or set HOME."
+        ) from None
 
 
 def _dump(text: str) -> frozenset[str]:

@@ -260,6 +260,10 @@ def test_the_cache_folder(monkeypatch, tmp_path):
     )
     (tmp_path / "file").touch()
     assert row(tmp_path / "file").status == "FAIL"
+    # Somebody else's home is refused in the same way, but not to root.
+    beyond = row(tmp_path / "file" / "beyond")
+    assert (beyond.status, beyond.fix) == ("FAIL", "set NVCOMM_CACHE_DIR to a folder of yours")
+    assert "cannot be reached: Not a directory" in beyond.found
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "nowhere")
     assert (row(link).status, "link to nothing" in row(link).found) == ("FAIL", True)

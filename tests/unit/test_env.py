@@ -141,6 +141,19 @@ def test_multicast_is_switched_off_by_ours_and_by_the_others(
     assert env.multicast_disabled_by() == (f"{name}={text}" if disabled else None)
 
 
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    for name in ("HOME", "XDG_CACHE_HOME", "NVCOMM_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    with pytest.raises(UsageError, match="no home: set it to a folder of yours, or set HOME"):
+        env.settings()
+    monkeypatch.setenv("NVCOMM_CACHE_DIR", "/a/folder")
+    assert str(env.settings().cache_dir) == "/a/folder"
+
+
 def test_a_variable_of_another_tool_must_be_in_the_table() -> None:
     with pytest.raises(KeyError, match=r"nvcomm\.env\.OTHERS"):
         env.other("HOME")
