@@ -83,7 +83,7 @@ class Communicator(EngineOwner):
         """
         timeout_s = settings().timeout_s if timeout_s is None else timeout_s
         options = Options(max_bytes, timeout_s, pdl, device_share, generation, protocol, transport, seed)
-        ranks = as_group(group)
+        ranks = as_group(group, timeout_s)
         log.configure(ranks.rank)
         target = device_of_all(ranks, device, timeout_s)
         super().__init__(build_rank(ranks, target, options), target, max_bytes)

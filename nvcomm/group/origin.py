@@ -16,26 +16,32 @@ from nvcomm.group.mpi import from_mpi
 from nvcomm.group.store_group import StoreGroup
 
 
-def as_group(group: Any) -> Group:
+def as_group(group: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> Group:
     """`group` itself; of a process group or an mpi4py communicator its ranks.
 
     Of None torch's default group where there is one, else the ranks of the launcher, see `started_by`.
 
+    Args:
+        group: what the caller has.
+        timeout_s: bound of the wait for the others' store. `DEFAULT_TIMEOUT_S` where it is less: programs start
+            seconds apart, whatever they ask of each other later.
+
     Raises:
         UsageError, GroupError: as `from_process_group`, `from_mpi` and `from_environment`.
     """
+    bound_s = max(timeout_s, DEFAULT_TIMEOUT_S)
     if group is None and dist.is_initialized():
-        return from_process_group()
+        return from_process_group(None, bound_s)
     if group is None and started_by() == "mpi":
         from mpi4py import MPI
 
-        return from_mpi(MPI.COMM_WORLD)
+        return from_mpi(MPI.COMM_WORLD, bound_s)
     if group is None:
-        return from_environment()
+        return from_environment(bound_s)
     if isinstance(group, dist.ProcessGroup):
-        return from_process_group(group)
+        return from_process_group(group, bound_s)
     if hasattr(group, "Iallgather"):
-        return from_mpi(group)
+        return from_mpi(group, bound_s)
     if not all(hasattr(group, name) for name in ("rank", "world_size", "exchange", "barrier")):
         raise UsageError(
             f"group is {group!r}; wanted a torch.distributed process group, an mpi4py communicator, an "

@@ -49,7 +49,7 @@ def build_rank(group: Group | dist.ProcessGroup | None, options: HostOptions, **
     Raises:
         CapabilityError, GroupError, UsageError, UnsupportedError: see `open_memory` and `HostEngine`.
     """
-    ranks = as_group(group)
+    ranks = as_group(group, options.timeout_s)
     config = {"generation": options.generation, "protocol": options.protocol, "transport": options.transport}
     memory, layout = open_memory(ranks, options.max_bytes, options.timeout_s, config)
     try:

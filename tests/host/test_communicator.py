@@ -231,3 +231,19 @@ def test_ranks_that_chose_differently_get_the_same_error(name, values):
 def test_a_protocol_of_kernels_alone_is_refused_by_its_name():
     with pytest.raises(nvcomm.UnsupportedError, match="protocol='copy' needs GPUs"):
         nvcomm.virtual_world(2, "cpu", protocol="copy")
+
+
+@pytest.mark.parametrize(("timeout_s", "bound_s"), [(90.0, 90.0), (2.0, 30.0)])
+def test_ranks_find_each_other_within_the_timeout_that_was_asked_for(monkeypatch, timeout_s, bound_s):
+    """30 seconds at least: programs start seconds apart."""
+    bounds = []
+
+    def late(bound_s):
+        bounds.append(bound_s)
+        raise nvcomm.GroupError("nobody came")
+
+    monkeypatch.setattr("nvcomm.group.origin.started_by", lambda: "torchrun")
+    monkeypatch.setattr("nvcomm.group.origin.from_environment", late)
+    with pytest.raises(nvcomm.GroupError, match="nobody came"):
+        nvcomm.Communicator(None, "cpu", timeout_s=timeout_s)
+    assert bounds == [bound_s]
