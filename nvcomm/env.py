@@ -92,12 +92,7 @@ def _small_int(limit: int) -> Callable[[str], int]:
 
 
 def _path(text: str) -> Path:
-    try:
-        return Path(text).expanduser().absolute()
-    except RuntimeError:  # HOME is unset, and the user is in no list of users: a container, perhaps
-        raise UsageError(
-            f"NVCOMM_CACHE_DIR would be {text}, and this user has no home: set it to a folder of yours, or set HOME."
-        ) from None
+    return Path(text).expanduser().absolute()
 
 
 def _dump(text: str) -> frozenset[str]:
@@ -229,6 +224,11 @@ def read(variable: Variable) -> object:
     except ValueError:
         raise UsageError(
             f"{variable.name}={text!r} is not understood; wanted {variable.wanted}. Change or unset the variable."
+        ) from None
+    except RuntimeError:  # no HOME, and the user is in no list of users: a container, perhaps
+        raise UsageError(
+            f"{variable.name} would be {text or variable.default}, and this user has no home: set it to a folder of "
+            "yours, or set HOME."
         ) from None
 
 
