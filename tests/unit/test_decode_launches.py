@@ -7,6 +7,7 @@ By then the compiled function has checked the number and the types of all that i
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -56,6 +57,25 @@ def test_the_numbers_of_a_topk(monkeypatch):
     topk.launch(config, logits, lengths, out, 2)
     addresses = (one.data_ptr() for one in (logits, lengths, out))
     assert handed == {config: (*addresses, 10_000, 12_000, 6, 4096, 2, 0)}
+
+
+def test_the_numbers_of_a_sparse_mla():
+    """Both lists and their lengths in one tensor each, and queries that are part of wider rows."""
+    case = make_case(tokens=3, widths=(128, 100), device="cpu", num_slots=256, blocks=(32, 128))
+    lists, lengths = torch.zeros(3, 640, dtype=torch.int32), torch.full((3,), 200, dtype=torch.int32)
+    window = replace(case.window, indices=lists[:, :128], lengths=lengths)
+    chosen = replace(case.topk, indices=lists[:, 128:228], lengths=lengths, first=128)
+    q, out = torch.zeros(3, 17, 512, dtype=torch.bfloat16)[:, :16], torch.zeros(3, 16, 512, dtype=torch.bfloat16)
+    work = sparse_mla_launch.work_of(q, window, chosen, None, out, lengths, 128, 0.5, 2.0)
+    assert (work.query, work.query_stride, work.heads, work.window_columns) == (q.data_ptr(), 17 * 512 * 2, 16, 128)
+    assert (work.out, work.lse, work.sink) == (out.data_ptr(), lengths.data_ptr(), 0)
+    assert (work.score_scale, work.out_scale) == (0.5 * sparse_mla_launch.LOG2_E, 2.0)
+    for one, columns, first, shift in ((work.window, window, 0, 5), (work.topk, chosen, 128, 7)):
+        indices, pages = columns.indices, columns.records.pages
+        assert (one.indices, one.indices_stride, one.width) == (indices.data_ptr(), 2560, indices.shape[1])
+        assert (one.lengths, one.first, one.shift, one.num_slots) == (lengths.data_ptr(), first, shift, 256)
+        assert (one.pool, one.page_stride) == (pages.data_ptr(), pages.stride(0))
+    assert work.window.pool != work.topk.pool
 
 
 @pytest.mark.parametrize("two_sets", [False, True])
