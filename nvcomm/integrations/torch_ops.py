@@ -21,6 +21,7 @@ import itertools
 import threading
 import weakref
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import torch
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
@@ -195,5 +196,15 @@ def _all_reduce_mhc_fake(
     return residual.new_empty(residual.shape), x.new_empty((0, x.shape[1]) if pre is None else x.shape)
 
 
+def _no_derivative(ctx: Any, *grads: torch.Tensor) -> NoReturn:
+    raise UsageError(
+        "an operator of nvcomm has no derivative, and one was asked for: run or compile the step under "
+        "torch.no_grad() or torch.inference_mode(), or detach what goes in."
+    )
+
+
+for _op in (_all_gather, _all_reduce, _reduce_scatter, _all_reduce_mhc):
+    # Without it torch asks to have a derivative registered, which is not for who uses an operator to do.
+    _op.register_autograd(_no_derivative)
 for _name in ("all_gather", "all_reduce", "reduce_scatter", "all_reduce_mhc"):
     _register_effectful_op(getattr(torch.ops.nvcomm, _name).default, _EffectType.ORDERED)

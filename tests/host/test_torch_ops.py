@@ -193,6 +193,22 @@ def test_a_call_that_does_not_fit_is_refused(comm):
         ops.all_reduce(x)
 
 
+@pytest.mark.filterwarnings("ignore:Error detected in")
+def test_parameters_want_no_derivative(comm):
+    """A layer as it comes: told what to do, eagerly and where the compiler asks; under no_grad it runs."""
+    ops, layer, x = torch_ops.register(comm), torch.nn.Linear(8, 8), torch.randn(4, 8)
+
+    def step(x):
+        return ops.all_reduce(layer(x))
+
+    with pytest.raises(UsageError, match=r"has no derivative.* under torch\.no_grad"):
+        step(x).sum().backward()
+    with pytest.raises(Exception, match=r"has no derivative.* under torch\.no_grad"):
+        compile_with(step, "aot_eager")(x)
+    with torch.no_grad():
+        assert torch.equal(compile_with(step, "aot_eager")(x), layer(x))
+
+
 def test_a_communicator_that_is_gone_is_not_kept():
     world = nvcomm.virtual_world(1, "cpu", max_bytes=64)
     ops = torch_ops.register(world[0])
