@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import inspect
 import sys
 import tomllib
@@ -11,6 +12,7 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 
 from nvcomm.integrations import sglang
 from nvcomm.integrations.custom_allreduce import CustomAllreduce
@@ -22,11 +24,11 @@ INTERFACE = ("should_custom_ar", "custom_all_reduce", "capture", "register_graph
 
 class HookType(enum.Enum):
     AFTER = "after"
-    REPLACE = "replace"
+    AROUND = "around"
 
 
 class HookRegistry:
-    """Takes hooks as SGLang's registry does, and applies replacements of functions."""
+    """Takes hooks as SGLang's registry does, and puts them around functions."""
 
     hooks: dict[str, list] = {}
 
@@ -38,10 +40,10 @@ class HookRegistry:
     def apply_hooks(cls):
         for target, hooks in cls.hooks.items():
             module, _, name = target.rpartition(".")
-            assert callable(getattr(sys.modules[module], name)), f"{target} does not exist"
+            original = getattr(sys.modules[module], name)
             for hook_type, hook in hooks:
-                assert hook_type is HookType.REPLACE
-                setattr(sys.modules[module], name, lambda *args, hook=hook, **kwargs: hook(*args, **kwargs))
+                assert hook_type is HookType.AROUND
+                setattr(sys.modules[module], name, functools.partial(hook, original))
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def runtime(monkeypatch):
     registry = types.ModuleType("sglang.srt.plugins.hook_registry")
     registry.HookRegistry, registry.HookType = HookRegistry, HookType
     home = types.ModuleType("sglang.srt.distributed.device_communicators.custom_all_reduce")
-    home.dispatch_custom_allreduce = lambda: None
+    home.dispatch_custom_allreduce = lambda *args, **kwargs: "SGLang's own"
     for module in (registry, home):
         parts = module.__name__.split(".")
         for end in range(1, len(parts)):
@@ -60,7 +62,13 @@ def runtime(monkeypatch):
     return home
 
 
-def test_the_hook_replaces_the_class(runtime, one_rank):
+def gpus_of(maker, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: maker is not None)
+    monkeypatch.setattr(torch.version, "cuda", "13.0" if maker == "NVIDIA" else None)
+
+
+def test_the_hook_replaces_the_class(runtime, one_rank, monkeypatch):
+    gpus_of("NVIDIA", monkeypatch)
     sglang.register()
     assert [len(hooks) for hooks in HookRegistry.hooks.values()] == [1]
     HookRegistry.apply_hooks()
@@ -72,6 +80,14 @@ def test_the_hook_replaces_the_class(runtime, one_rank):
     with built.capture():
         assert built.custom_all_reduce is not None
     built.close()
+
+
+@pytest.mark.parametrize("maker", ["AMD", None])
+def test_other_platforms_keep_the_class_that_sglang_chooses(runtime, one_rank, monkeypatch, maker):
+    gpus_of(maker, monkeypatch)
+    sglang.register()
+    HookRegistry.apply_hooks()
+    assert runtime.dispatch_custom_allreduce(group=one_rank, device="cuda:0") == "SGLang's own"
 
 
 def test_the_class_has_what_sglang_calls():
