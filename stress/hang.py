@@ -37,12 +37,16 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a rank was: `replay` and `gather` begun and not finished; `note` says what became of the rank itself."""
+    """Where a rank was: `replay` and `gather` begun and not finished; `note` says what became of the rank itself.
+
+    `gone`: its process ended early, or stands still.
+    """
 
     rank: int
     replay: int
     gather: int
     note: str = ""
+    gone: bool = False
 
     def __str__(self) -> str:
         note = f" ({self.note})" if self.note else ""
@@ -65,11 +69,13 @@ class Hang:
 
     @property
     def root_ranks(self) -> tuple[int, ...]:
-        """The ranks at the end of the chains of "waits for"; without reports, those that are furthest behind."""
+        """The ranks at the end of the chains of "waits for"; without reports, who is gone, or furthest behind."""
         if self.waits:
             waiting = {wait.rank for wait in self.waits}
             roots = {wait.root_rank for wait in self.waits} | {wait.src_rank for wait in self.waits}
             return tuple(sorted(roots - waiting or roots))
+        if gone := tuple(sorted(position.rank for position in self.positions if position.gone)):
+            return gone
         if not self.positions:
             return ()
         last = min((position.replay, position.gather) for position in self.positions)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nvcomm.errors import NvcommError, UnsupportedError
@@ -17,18 +19,26 @@ from stress.plan import Plan
 from stress.run import Outcome, RunConfig
 
 
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What became of a rank's process, in words, and whether it ended early or stands still."""
+
+    note: str = ""
+    gone: bool = False
+
+
 class RankFailedError(NvcommError):
     """A rank raised something that it should not; the message is its traceback."""
 
 
-def outcome_of(config: RunConfig, plan: Plan, page: StatusPage, reason: str | None, notes: list[str]) -> Outcome:
+def outcome_of(config: RunConfig, plan: Plan, page: StatusPage, reason: str | None, fates: Sequence[Fate]) -> Outcome:
     """Puts together what the ranks left on the page.
 
     Args:
         config, plan: of the run.
         page: the ranks have ended, or nothing moved any more.
         reason: how that was noticed.
-        notes: what became of each rank's process.
+        fates: of each rank's process.
 
     Raises:
         UnsupportedError: a rank cannot do it.
@@ -46,7 +56,7 @@ def outcome_of(config: RunConfig, plan: Plan, page: StatusPage, reason: str | No
     hang = None
     stopped_by_us = config.stop_on_bad and bool(page.lines[:, Field.BAD_WORDS].any())
     if any(state is not State.DONE for state in states) and not stopped_by_us:
-        hang = _hang(page, reason, notes)
+        hang = _hang(page, reason, fates)
     lines = page.lines
     facts: list[dict[str, Any]] = []
     audit: tuple[str, ...] = ()
@@ -55,6 +65,7 @@ def outcome_of(config: RunConfig, plan: Plan, page: StatusPage, reason: str | No
         counts = lines[:, Field.REPLAY].tolist(), lines[:, Field.GATHERS].tolist()
         launched = config.replays if config.duration_s is None else None
         audit = tuple(audit_ranks(config.ranks, *counts, [fact["audit"] for fact in facts], launched))
+    started = [start for start in lines[:, Field.STARTED_NS].tolist() if start]
     ends = [line[Field.ENDED_NS] or time.monotonic_ns() for line in lines]
     replays = int(lines[:, Field.REPLAY].min())
     return Outcome(
@@ -62,7 +73,7 @@ def outcome_of(config: RunConfig, plan: Plan, page: StatusPage, reason: str | No
         gathers=int(lines[:, Field.GATHERS].min()),
         bad_words=int(lines[:, Field.BAD_WORDS].sum()),
         first_bad=first_bad,
-        seconds=float(max(ends) - lines[:, Field.STARTED_NS].min()) / 1e9,
+        seconds=float(max(ends) - min(started)) / 1e9 if started else 0.0,
         audit=audit,
         stats=tuple(fact["stats"] for fact in facts),
         hang=hang,
@@ -70,7 +81,7 @@ def outcome_of(config: RunConfig, plan: Plan, page: StatusPage, reason: str | No
     )
 
 
-def _hang(page: StatusPage, reason: str | None, notes: list[str]) -> Hang:
+def _hang(page: StatusPage, reason: str | None, fates: Sequence[Fate]) -> Hang:
     waits, positions = [], []
     for rank, line in enumerate(page.lines):
         values = [int(value) for value in line]
@@ -86,7 +97,8 @@ def _hang(page: StatusPage, reason: str | None, notes: list[str]) -> Hang:
                     values[Field.WAIT_ROOT_RANK],
                 )
             )
-        positions.append(Position(rank, values[Field.REPLAY], values[Field.GATHER], notes[rank]))
+        fate = fates[rank]
+        positions.append(Position(rank, values[Field.REPLAY], values[Field.GATHER], fate.note, fate.gone))
     return Hang(reason or "a rank waited in vain", tuple(waits), tuple(positions))
 
 

@@ -50,6 +50,7 @@ class State(IntEnum):
     TIMED_OUT = 3
     UNSUPPORTED = 4
     FAILED = 5
+    ALONE = 6  # another rank did not come to where all meet, at the beginning or the end; the text says which
 
 
 class StatusPage:

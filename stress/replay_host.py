@@ -11,7 +11,7 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 from stress import worker
-from stress.host_outcome import outcome_of
+from stress.host_outcome import Fate, outcome_of
 from stress.page import Field, State, StatusPage
 from stress.plan import MAX_BYTES, Plan, PlanConfig, shape_for
 from stress.run import Outcome, Progress, RunConfig
@@ -22,7 +22,7 @@ POLL_S = 0.05
 NOTICE_S = 5.0  # a rank reports a peer within its timeout and this, on a busy machine too
 # Above the four megabytes of the big graphs a host gather takes a tenth of a second; the control needs none of them.
 CONTROL_BYTES = 64 << 10
-ENDED = (State.DONE, State.TIMED_OUT, State.UNSUPPORTED, State.FAILED)
+ENDED = (State.DONE, State.TIMED_OUT, State.UNSUPPORTED, State.FAILED, State.ALONE)
 
 
 class HostRunner:
@@ -43,10 +43,10 @@ class HostRunner:
             processes = _fork(config, plan, page, Path(f"/proc/self/fd/{file.fileno()}"))
             try:
                 reason = _watch(processes, config, page, progress)
-                notes = [_note(page.state(rank), process) for rank, process in enumerate(processes)]
+                fates = [_fate(page, rank, process) for rank, process in enumerate(processes)]
             finally:
                 _end(processes)
-        return outcome_of(config, plan, page, reason, notes)
+        return outcome_of(config, plan, page, reason, fates)
 
     def close(self) -> None:
         """Nothing outlives a run."""
@@ -117,13 +117,17 @@ def is_stopped(pid: int | None) -> bool:
         return False
 
 
-def _note(state: State, process: ForkProcess) -> str:
+def _fate(page: StatusPage, rank: int, process: ForkProcess) -> Fate:
     """What became of a rank's process."""
+    state, code = page.state(rank), process.exitcode
+    if process.is_alive() and is_stopped(process.pid):
+        return Fate(f"process {process.pid} is stopped", gone=True)
     if process.is_alive():
-        return f"process {process.pid} {'is stopped' if is_stopped(process.pid) else f'runs, {state.name.lower()}'}"
-    code = process.exitcode
+        return Fate(f"process {process.pid} runs, {state.name.lower()}")
     if code is not None and code < 0:
-        return f"process {process.pid} was killed by {signal.Signals(-code).name}"
+        return Fate(f"process {process.pid} was killed by {signal.Signals(-code).name}", gone=True)
     if state not in ENDED:
-        return f"process {process.pid} ended with code {code}"
-    return "" if state is State.DONE else state.name.lower().replace("_", " ")
+        return Fate(f"process {process.pid} ended with code {code}", gone=True)
+    if state is State.ALONE:
+        return Fate(page.text(rank))
+    return Fate("" if state is State.DONE else state.name.lower().replace("_", " "))

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from nvcomm.env import settings
-from nvcomm.errors import CapabilityError, PeerTimeoutError, UnsupportedError
+from nvcomm.errors import CapabilityError, GroupError, PeerTimeoutError, UnsupportedError
 from nvcomm.group import StoreGroup
 from nvcomm.host import HostEngine, open_memory
 from stress import oracle
@@ -70,6 +70,9 @@ def main(rank: int, config: RunConfig, plan: Plan, page: StatusPage, rendezvous:
     except (UnsupportedError, CapabilityError) as error:
         page.set_text(rank, str(error))
         line[Field.STATE] = State.UNSUPPORTED
+    except GroupError as error:
+        page.set_text(rank, str(error))
+        line[Field.STATE] = State.ALONE
     except BaseException:  # the parent reports it
         page.set_text(rank, traceback.format_exc())
         line[Field.STATE] = State.FAILED

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import json
+from unittest import mock
 
 import pytest
 
 pytest.importorskip("torch")
 
 from nvcomm.mailbox import NUM_SLOTS
-from stress import report
-from stress.host_outcome import RankFailedError, outcome_of
+from stress import report, worker
+from stress.host_outcome import Fate, RankFailedError, outcome_of
 from stress.page import Field, State, StatusPage
 from stress.plan import Plan, PlanConfig
 from stress.run import FIRST_GENERATION, RunConfig
@@ -43,7 +44,7 @@ def spoil(page: StatusPage, rank: int) -> None:
 
 
 def result(page: StatusPage, config: RunConfig = CONFIG) -> report.Report:
-    return report.Report(config, outcome_of(config, PLAN, page, None, [""] * RANKS), CONTROL, {})
+    return report.Report(config, outcome_of(config, PLAN, page, None, [Fate()] * RANKS), CONTROL, {})
 
 
 def test_all_went_well(page):
@@ -75,6 +76,26 @@ def test_a_rank_that_gave_up_or_stands_still_is_a_hang(page):
     for state in (State.TIMED_OUT, State.RUNNING, State.SETUP):
         page.line(1)[Field.STATE] = state
         assert result(page).exit_code == report.EXIT_HANG
+
+
+def test_a_rank_that_is_gone_before_the_first_replay_is_named():
+    page = StatusPage(RANKS)
+    page.line(0)[Field.STATE] = State.ALONE
+    fates = [Fate("rank 0 waited for rank 2"), Fate("runs"), Fate("is stopped", gone=True)]
+    outcome = outcome_of(CONFIG, PLAN, page, "rank 0 ended", fates)
+    assert (outcome.hang.root_ranks, outcome.seconds) == ((2,), 0.0)
+    assert [position.note for position in outcome.hang.positions] == [fate.note for fate in fates]
+    assert report.Report(CONFIG, outcome, CONTROL, {}).exit_code == report.EXIT_HANG
+
+
+def test_a_rank_whose_others_do_not_come_says_who_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "SETUP_S", 0.5)
+    for name in ("ctypes.CDLL", "torch.set_num_threads", "os._exit"):  # for a process of its own
+        monkeypatch.setattr(name, mock.Mock())
+    page = StatusPage(RANKS)
+    worker.main(0, CONFIG.but(timeout_s=0.5), PLAN, page, tmp_path / "store")
+    assert page.state(0) is State.ALONE
+    assert "for rank 1, 2 of 3, in vain" in page.text(0)
 
 
 def test_a_rank_that_fails_does_not_hide_a_wrong_word_of_another(page):
