@@ -13,13 +13,16 @@ import torch
 pytest.importorskip("cutlass")
 
 from nvcomm.collectives import reduce_scatter as rs
+from nvcomm.collectives.all_reduce import SWITCH_BYTES, choose
 from nvcomm.collectives.all_reduce_config import ReduceConfig
 from nvcomm.collectives.all_reduce_ll import AllReduceLLKernel
 from nvcomm.collectives.all_reduce_tree import ELEM_BYTES
 from nvcomm.collectives.all_reduce_two_shot import AllReduceTwoShotKernel
 from nvcomm.collectives.reduce_scatter import ReduceScatterKernel
 from nvcomm.device import FAULT_MISMATCH, FAULT_TIMEOUT
-from nvcomm.mailbox import MailboxLayout
+from nvcomm.errors import UsageError
+from nvcomm.mailbox import MAX_WORLD_SIZE, MailboxLayout
+from nvcomm.options import Options
 from nvcomm.reference import collectives as reference
 from tests.emulator.ranks import Ranks, program
 from tests.reduction_cases import DTYPES, REDUCING, assert_same, inputs
@@ -73,6 +76,19 @@ def test_R13_reductions_in_one_mailbox(dtype, width, world_size, seed):
                 assert_same([ranks.get(out, part)], part)
             calls += 1
     ranks.assert_clean(calls)
+
+
+def test_auto_switches_where_the_table_says():
+    assert sorted(SWITCH_BYTES) == list(range(1, MAX_WORLD_SIZE + 1))
+    for world_size, switch in SWITCH_BYTES.items():
+        sizes = (1, switch - 1, switch, 2 * switch)
+        assert [choose("auto", size, world_size) for size in sizes] == ["ll", "ll", "two_shot", "two_shot"]
+        for protocol in REDUCING:
+            assert all(choose(protocol, size, world_size) == protocol for size in sizes)
+    with pytest.raises(UsageError, match=r"max_bytes is"):  # two ranks never switch: no call is so large
+        Options(max_bytes=SWITCH_BYTES[2])
+    with pytest.raises(UsageError, match=r"protocol is 'ring'; wanted: one of \('auto', 'll', 'two_shot'\)"):
+        choose("ring", 16, 4)
 
 
 def chain_of_calls(ranks: Ranks, config: ReduceConfig, seed: int) -> tuple[list[list], list]:
