@@ -32,7 +32,7 @@ def reached(connect: Callable[[], T], where: str, timeout_s: float) -> T:
     return call.result()
 
 
-def fresh_group(store: dist.Store, rank: int, world_size: int, timeout_s: float) -> StoreGroup:
+def fresh_group(store: dist.Store, rank: int, world_size: int, timeout_s: float, *, serves: bool = False) -> StoreGroup:
     """A group under a prefix that none has used in `store`: each rank counts its own, in the same order everywhere.
 
     Raises:
@@ -42,7 +42,7 @@ def fresh_group(store: dist.Store, rank: int, world_size: int, timeout_s: float)
     if not call.ended(timeout_s + LAST_LOOK_S):
         raise GroupError(f"rank {rank} waited for the group's store in vain. {why_stuck(store)}")
     try:
-        return StoreGroup(store, rank, world_size, f"nvcomm/{call.result()}")
+        return StoreGroup(store, rank, world_size, f"nvcomm/{call.result()}", serves=serves)
     except RuntimeError as error:
         never_destroy(store)
         raise GroupError(f"rank {rank} cannot use the group's store: {error}") from error

@@ -20,6 +20,8 @@ from nvcomm.group.pauses import pauses
 
 # What a store that answers may take, past the deadline, for the last look at every rank's key.
 LAST_LOOK_S = 0.5
+# What ranks that look every few milliseconds may take to have read the last answer, on a busy machine.
+_READERS_S = 10.0
 
 
 class Exchange:
@@ -31,17 +33,19 @@ class Exchange:
         rank: this rank.
         world_size: number of ranks.
         tag: what the exchange is about.
+        serves: whether this rank has to stay until all have read, as the store goes with it.
 
     Attributes:
         answers: what every rank told, by rank, once that is known.
     """
 
-    def __init__(self, store: dist.Store, prefix: str, rank: int, world_size: int, tag: str) -> None:
+    def __init__(self, store: dist.Store, prefix: str, rank: int, world_size: int, tag: str, serves: bool) -> None:
         self._store = store
         self._prefix = prefix
         self._rank = rank
         self._world_size = world_size
         self._tag = tag
+        self._serves = serves
         self._seen: dict[int, dict[str, Any]] = {}
         self.answers: list[JSON] | None = None
 
@@ -55,7 +59,7 @@ class Exchange:
             raise
         self._set(text)
         self.answers = self._collect(deadline)
-        self._forget()
+        self._forget(min(deadline, time.monotonic() + _READERS_S))
         return self.answers
 
     def stuck(self) -> GroupError:
@@ -122,13 +126,18 @@ class Exchange:
             raise self._store_failed(f"it cannot read from the group's store: {error}") from error
         return decode(data, rank)
 
-    def _forget(self) -> None:
+    def _forget(self, deadline: float) -> None:
         """The last reader deletes the exchange. Every rank has answered by now, so a store that fails here has lost
         the process that served it after the exchange: no harm to it."""
         try:
             if self._store.add(self._key("read"), 1) == self._world_size:
                 for name in (*range(self._world_size), "read"):
                     self._store.delete_key(self._key(name))
+                return
+            for pause in pauses():
+                if not self._serves or time.monotonic() >= deadline or not self._store.check([self._key("read")]):
+                    return
+                time.sleep(pause)
         except RuntimeError:
             never_destroy(self._store)
 

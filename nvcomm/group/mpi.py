@@ -59,7 +59,7 @@ def from_mpi(comm: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreGroup:
             )
         except RuntimeError as error:
             raise GroupError(f"rank {rank} cannot reach rank 0's store at {answer}: {error}", (0,)) from error
-    return fresh_group(store, rank, world_size, timeout_s)
+    return fresh_group(store, rank, world_size, timeout_s, serves=rank == 0)
 
 
 def _own_address() -> str:

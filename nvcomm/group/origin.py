@@ -101,7 +101,12 @@ def from_environment(timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreGroup:
         raise GroupError(
             f"the store of MASTER_ADDR and MASTER_PORT was not reached: {error}. Find out whether rank 0 runs there."
         ) from error
-    return fresh_group(store, rank, world_size, timeout_s)
+    return fresh_group(store, rank, world_size, timeout_s, serves=_serves_store())
+
+
+def _serves_store() -> bool:
+    """Whether this process serves the store of MASTER_ADDR and MASTER_PORT: rank 0, unless torchrun's agent does."""
+    return other("RANK") == "0" and other("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
 def _store_of_environment(timeout_s: float) -> tuple[dist.Store, int, int]:
@@ -110,9 +115,8 @@ def _store_of_environment(timeout_s: float) -> tuple[dist.Store, int, int]:
     In vain it could not say for whom. The first exchange can.
     """
     timeout = timedelta(seconds=timeout_s)
-    rank, count, host, port = (other(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
-    serves = rank == "0" and other("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    if not (serves and count and host and port) or not 0 <= int(port) < 1 << 16:
+    count, host, port = (other(name) for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    if not (_serves_store() and count and host and port) or not 0 <= int(port) < 1 << 16:
         return next(dist.rendezvous("env://", timeout=timeout))
     store = dist.TCPStore(
         host, int(port), int(count), is_master=True, timeout=timeout, wait_for_workers=False, multi_tenant=True

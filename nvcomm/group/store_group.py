@@ -31,15 +31,17 @@ class StoreGroup:
         rank: this rank.
         world_size: number of ranks.
         prefix: names the group in the store; no other group may ever have used it there.
+        serves: whether the store ends with this rank, which then leaves no exchange before all have read it.
     """
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int, prefix: str) -> None:
+    def __init__(self, store: dist.Store, rank: int, world_size: int, prefix: str, *, serves: bool = False) -> None:
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} is outside a group of {world_size} ranks: wanted 0 to {world_size - 1}.")
         self.rank = rank
         self.world_size = world_size
         self._store = store
         self._prefix = prefix
+        self._serves = serves
         self._sequence = 0
         self._under_way: tuple[Exchange, BoundedCall[list[JSON]]] | None = None
 
@@ -52,7 +54,7 @@ class StoreGroup:
                 raise earlier.stuck()
         prefix = f"{self._prefix}/{self._sequence}"
         self._sequence += 1
-        exchange = Exchange(self._store, prefix, self.rank, self.world_size, tag)
+        exchange = Exchange(self._store, prefix, self.rank, self.world_size, tag, self._serves)
         call = BoundedCall(lambda: exchange.run(value, deadline), "nvcomm-exchange")
         self._under_way = exchange, call
         if not call.ended(deadline - time.monotonic() + LAST_LOOK_S):

@@ -2,6 +2,7 @@
 """One rank of a peer world: reductions and the sublayer boundary, mixed with gathers, against their references.
 
 torchrun --nproc-per-node 4 tests/multi/peer_reductions.py
+mpiexec -n 4 python tests/multi/peer_reductions.py
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 import torch
 
 import nvcomm
-from nvcomm.group import from_environment
+from nvcomm.group import as_group
 from nvcomm.reference import collectives as reference
 from tests.mhc_cases import check, make_case, stepped
 
@@ -77,9 +78,9 @@ def replayed(comm, boundary) -> None:
 
 
 def main() -> None:
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    group = as_group(None)
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", group.rank)) % torch.cuda.device_count())
     torch.cuda.set_device(device)
-    group = from_environment(60.0)
     with nvcomm.Communicator(group, device, max_bytes=384 * HIDDEN * 2, timeout_s=20.0) as comm:
         boundary = comm.mhc(HIDDEN)
         for op in ("all_reduce", "reduce_scatter"):

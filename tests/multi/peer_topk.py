@@ -2,6 +2,7 @@
 """One rank of a peer world: top-k with the rows divided over the ranks equals the undivided one, eager and captured.
 
 torchrun --nproc-per-node 4 tests/multi/peer_topk.py
+mpiexec -n 4 python tests/multi/peer_topk.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's symmetric memory for real: processes on one GPU or several map each other's mailboxes and store into them.
 
-Run by pytest, which starts the ranks; by hand: torchrun --nproc-per-node 4 tests/multi/test_symmetric_peer.py
+Run by pytest, which starts the ranks; by hand:
+
+torchrun --nproc-per-node 4 tests/multi/test_symmetric_peer.py
+mpiexec -n 4 python tests/multi/test_symmetric_peer.py
 """
 
 from __future__ import annotations
@@ -44,12 +47,12 @@ def main() -> None:
 
     from nvcomm import driver
     from nvcomm.errors import CapabilityError
-    from nvcomm.group import from_environment
+    from nvcomm.group import as_group
     from nvcomm.memory.symmetric import SymmetricMemory
 
-    group = from_environment(60.0)
+    group = as_group(None)
     rank, world_size = group.rank, group.world_size
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
     torch.cuda.set_device(device)
     torch.zeros(1, device=device)
     variables = ("TMPDIR", "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES")

@@ -183,6 +183,31 @@ def test_who_had_not_answered_is_named_where_the_process_that_serves_the_store_i
         assert said in str(caught.value)
 
 
+@pytest.mark.parametrize("serves", [True, False])
+def test_who_serves_the_store_leaves_no_exchange_before_all_have_read_it(serves):
+    """The others read late. Without the rule, which is the control, rank 0 and its store are gone by then."""
+    store, left = dist.HashStore(), threading.Event()
+
+    class LateReader:
+        def __getattr__(self, name):
+            if left.is_set():
+                raise dist.DistNetworkError("connection reset")
+            return getattr(store, name)
+
+        def get(self, key):
+            left.wait(0.2 if serves else LONG_S)
+            return self.__getattr__("get")(key)
+
+    def first():
+        StoreGroup(store, 0, 3, "test", serves=serves).barrier("last", LONG_S)
+        left.set()
+
+    others = [StoreGroup(LateReader(), rank, 3, "test") for rank in (1, 2)]
+    results = together([first, *(lambda ranks=ranks: ranks.barrier("last", LONG_S) for ranks in others)])
+    assert results[0] is None
+    assert [type(result) for result in results[1:]] == [type(None) if serves else GroupError] * 2
+
+
 @pytest.mark.parametrize("call", ["add", "delete_key"])
 def test_a_store_that_ends_after_the_exchange_does_no_harm(call):
     assert StoreGroup(FailingStore(call), 0, 1, "test").exchange("x", 5, 1.0) == [5]
@@ -238,6 +263,7 @@ def test_rank_0_that_serves_the_store_names_who_does_not_come(monkeypatch):
     second = from_environment(LONG_S)
     results = together([lambda ranks=ranks: ranks.barrier("start", 2.0) for ranks in (first, second)])
     assert [error.missing for error in results] == [(2,), (2,)]
+    assert [ranks._serves for ranks in (first, second)] == [True, False]
 
 
 class ThreadComm:
@@ -289,6 +315,7 @@ def test_mpi_carries_an_address_and_a_store_does_the_rest():
     groups = together([lambda rank=rank: from_mpi(ThreadComm(rank, 3, shared), LONG_S) for rank in range(3)])
     results = together([lambda ranks=ranks: ranks.exchange("x", ranks.rank, LONG_S) for ranks in groups])
     assert results == [[0, 1, 2]] * 3
+    assert [ranks._serves for ranks in groups] == [True, False, False]
     assert json.loads(shared["bcast"])["host"] == "127.0.0.1"  # one host: nothing leaves it
 
 
