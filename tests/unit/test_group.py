@@ -261,7 +261,13 @@ def test_rank_0_that_serves_the_store_names_who_does_not_come(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("MASTER_PORT", str(first._store.port))
     second = from_environment(LONG_S)
-    results = together([lambda ranks=ranks: ranks.barrier("start", 2.0) for ranks in (first, second)])
+    present = threading.Barrier(2)
+
+    def work(ranks):
+        present.wait(LONG_S)
+        ranks.barrier("start", 2.0)
+
+    results = together([lambda ranks=ranks: work(ranks) for ranks in (first, second)])
     assert [error.missing for error in results] == [(2,), (2,)]
     assert [ranks._serves for ranks in (first, second)] == [True, False]
 
