@@ -19,7 +19,8 @@ DEFAULT_TIMEOUT_S = 10.0
 EPILOG = """\
 exit codes: 0 proven; 1 wrong words, the first one is decoded, or counts or mailboxes that are not as they have to be,
 or an error that ended the run; 2 usage; 3 unproven: nothing was wrong, but the negative control did not fail, or took
-more replays than the run had; 77 this machine cannot do it; 124 a rank waited in vain, the report names for whom.
+more replays than the run had; 77 this machine cannot do it; 124 a rank waited in vain, the report names for whom;
+130 interrupted.
 """
 
 
