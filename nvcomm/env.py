@@ -171,8 +171,10 @@ OTHERS = {
     "MASTER_PORT": "torchrun: the port of that store",
     "TORCHELASTIC_USE_AGENT_STORE": "torchrun: True where it serves that store itself, else rank 0 does",
     "PMI_RANK": "MPICH's mpiexec: set where it started this process",
+    "PMI_SIZE": "MPICH's mpiexec: number of ranks, which has to be mpi4py's",
     "PMIX_RANK": "a launcher that speaks PMIx: set where it started this process",
     "OMPI_COMM_WORLD_RANK": "Open MPI's mpiexec: set where it started this process",
+    "OMPI_COMM_WORLD_SIZE": "Open MPI's mpiexec: number of ranks, which has to be mpi4py's",
 }
 
 

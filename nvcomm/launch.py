@@ -24,6 +24,7 @@ import torch
 
 from nvcomm.env import other
 from nvcomm.group import DEFAULT_TIMEOUT_S, StoreGroup, from_environment, from_mpi, started_by
+from nvcomm.group.mpi import mpi_world
 
 # What mpiexec may take to read a rank's last lines, and to hand on what it has read.
 _READ_S, _HAND_ON_S = 5.0, 0.2
@@ -77,9 +78,9 @@ def launched(timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[Launched]:
 
 
 def _under_mpi(timeout_s: float) -> Iterator[Launched]:
-    from mpi4py import MPI
+    world = mpi_world()
+    from mpi4py import MPI  # which is there
 
-    world = MPI.COMM_WORLD
     try:
         group = from_mpi(world, timeout_s)
         on_host = world.Split_type(MPI.COMM_TYPE_SHARED)

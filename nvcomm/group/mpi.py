@@ -12,11 +12,35 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nvcomm.errors import GroupError
+from nvcomm.env import other
+from nvcomm.errors import GroupError, UnsupportedError, UsageError
 from nvcomm.group.begin import fresh_group, reached
 from nvcomm.group.contract import DEFAULT_TIMEOUT_S
 from nvcomm.group.pauses import pauses
 from nvcomm.group.store_group import StoreGroup
+
+
+def mpi_world() -> Any:
+    """mpi4py's communicator of all ranks that an MPI launcher started.
+
+    Raises:
+        UnsupportedError: mpi4py is not installed, or finds no MPI.
+        UsageError: the launcher is of another MPI than mpi4py's, so that each rank believes to be alone.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise UnsupportedError(
+            f"an MPI launcher started this process, and mpi4py cannot be used: {error}. Install it and an MPI: "
+            "pip install 'nvcomm[mpi]' mpich; or start the program with torchrun."
+        ) from error
+    started = next((size for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE") if (size := other(name))), "1")
+    if MPI.COMM_WORLD.Get_size() == 1 and started != "1":
+        raise UsageError(
+            f"mpiexec started {started} ranks, and MPI says that this one is alone: mpiexec and mpi4py are of "
+            "different MPIs. Take the mpiexec of the MPI that `python -m mpi4py --mpi-lib-version` names."
+        )
+    return MPI.COMM_WORLD
 
 
 def from_mpi(comm: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreGroup:

@@ -12,7 +12,7 @@ from nvcomm.env import other
 from nvcomm.errors import GroupError, UsageError
 from nvcomm.group.begin import fresh_group, reached
 from nvcomm.group.contract import DEFAULT_TIMEOUT_S, Group
-from nvcomm.group.mpi import from_mpi
+from nvcomm.group.mpi import from_mpi, mpi_world
 from nvcomm.group.store_group import StoreGroup
 
 
@@ -27,15 +27,13 @@ def as_group(group: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> Group:
             seconds apart, whatever they ask of each other later.
 
     Raises:
-        UsageError, GroupError: as `from_process_group`, `from_mpi` and `from_environment`.
+        UsageError, UnsupportedError, GroupError: as `from_process_group`, `mpi_world`, `from_mpi`, `from_environment`.
     """
     bound_s = max(timeout_s, DEFAULT_TIMEOUT_S)
     if group is None and dist.is_initialized():
         return from_process_group(None, bound_s)
     if group is None and started_by() == "mpi":
-        from mpi4py import MPI
-
-        return from_mpi(MPI.COMM_WORLD, bound_s)
+        return from_mpi(mpi_world(), bound_s)
     if group is None:
         return from_environment(bound_s)
     if isinstance(group, dist.ProcessGroup):

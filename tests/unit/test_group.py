@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 
-from nvcomm.errors import CapabilityError, GroupError, UsageError
+from nvcomm.errors import CapabilityError, GroupError, UnsupportedError, UsageError
 from nvcomm.group import (
     MAX_ANSWER_BYTES,
     StoreGroup,
@@ -314,6 +316,25 @@ class ThreadComm:
             return True
 
         return self.Request(ready)
+
+
+def test_a_program_of_mpiexec_without_a_fitting_mpi4py_is_told_so(monkeypatch):
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)
+    for name in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("PMI_SIZE", "4")
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(
+        UnsupportedError, match=r"pip install 'nvcomm\[mpi\]' mpich; or start the program with torchrun"
+    ):
+        as_group(None)
+    alone = ThreadComm(0, 1, {})
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=SimpleNamespace(COMM_WORLD=alone)))
+    with pytest.raises(UsageError, match="mpiexec started 4 ranks, and MPI says that this one is alone"):
+        as_group(None)
+    monkeypatch.setenv("PMI_SIZE", "1")
+    assert as_group(None).world_size == 1
 
 
 def test_mpi_carries_an_address_and_a_store_does_the_rest():
