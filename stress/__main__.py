@@ -29,9 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
     try:
         config = _configure(options)
-        runner = _runner(options, config, console)
+        controls: list[Control] = []  # none, or the one that ran: a watchdog reports it too
+        runner = _runner(options, config, console, controls)
         try:
-            return _run(options, runner.agreed(config), runner, console)
+            return _run(options, runner.agreed(config), runner, console, controls)
         finally:
             runner.close()
     except (UnsupportedError, CapabilityError) as error:
@@ -45,24 +46,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report.EXIT_BAD
 
 
-def _run(options: Options, config: RunConfig, runner: Runner, console: Console) -> int:
+def _run(options: Options, config: RunConfig, runner: Runner, console: Console, controls: list[Control]) -> int:
     if not runner.reports:
         console = Console(stderr=True, quiet=True)
     elif options.json:
         report.begin_json(options.json)
-    control: Control | None = None
     if options.control:
         with ProgressBar(console, "control: late-copy", config.but(replays=None, duration_s=None)) as bar:
-            control = run_control(runner, config, Progress(bar.show))
+            controls.append(run_control(runner, config, Progress(bar.show)))
     with ProgressBar(console, f"{config.protocol}, {config.world} world", config) as bar:
         outcome = runner.run(config, Progress(bar.show))
-    return _finish(options, config, outcome, control, console, reports=runner.reports)
+    return _finish(options, config, outcome, controls, console, reports=runner.reports)
 
 
 def _finish(
-    options: Options, config: RunConfig, outcome: Outcome, control: Control | None, console: Console, *, reports: bool
+    options: Options, config: RunConfig, outcome: Outcome, controls: list[Control], console: Console, *, reports: bool
 ) -> int:
     gpu_index = None if config.world == "host" else _number("LOCAL_RANK", 0)
+    control = controls[-1] if controls else None
     result = report.Report(config, outcome, control, machine.describe(gpu_index=gpu_index))
     if reports:
         report.show(result, console)
@@ -101,7 +102,7 @@ def _world(asked: str, *, under_torchrun: bool) -> World:
     return "peer" if under_torchrun else "virtual"
 
 
-def _runner(options: Options, config: RunConfig, console: Console) -> Runner:
+def _runner(options: Options, config: RunConfig, console: Console, controls: list[Control]) -> Runner:
     if config.world == "host":
         from stress.replay_host import HostRunner
 
@@ -115,7 +116,7 @@ def _runner(options: Options, config: RunConfig, console: Console) -> Runner:
     device = gpu_runners.device_of(_number("LOCAL_RANK", 0))
 
     def on_hang(hung: RunConfig, outcome: Outcome) -> int:
-        return _finish(options, hung, outcome, None, console, reports=True)
+        return _finish(options, hung, outcome, controls, console, reports=True)
 
     if config.world == "virtual":
         return gpu_runners.VirtualRunner(device, on_hang)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,12 +15,15 @@ pytest.importorskip("cutlass")
 
 from nvcomm.errors import GroupError, UsageError
 from nvcomm.group import local_groups
+from stress import __main__ as command
 from stress import gpu_runners, processes, report
 from stress.decode import BadWord, Origin
 from stress.gpu_facts import last_seen, merge_facts
 from stress.hang import Hang, Position, Wait
 from stress.ledger import LedgerReading
 from stress.run import FIRST_GENERATION, RunConfig
+from tests.unit.stress_outcomes import WRONG
+from tests.unit.stress_outcomes import outcome as seen
 
 
 def facts(**changes) -> dict:
@@ -156,3 +160,33 @@ def test_processes_that_were_started_for_different_runs_say_so(monkeypatch):
     errors = agreed(monkeypatch, CONFIG, CONFIG.but(op="mixed"))
     assert [str(error) for error in errors] == [str(errors[0])] * 2
     assert "ranks [1] were started with other arguments" in str(errors[0])
+
+
+def test_the_watchdogs_report_tells_of_the_control_that_ran(monkeypatch, tmp_path):
+    class Stuck:
+        """A run in which the control ends, and the watchdog has to end the rest."""
+
+        reports = True
+
+        def __init__(self, device, on_hang):
+            self._on_hang = on_hang
+
+        def agreed(self, config):
+            return config
+
+        def run(self, config, progress):
+            if config.protocol == "late-copy":
+                return WRONG
+            raise SystemExit(self._on_hang(config, seen(hang=Hang("no progress"))))
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(gpu_runners, "device_of", lambda local_rank: None)
+    monkeypatch.setattr(gpu_runners, "VirtualRunner", Stuck)
+    path = tmp_path / "out.json"
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--world", "virtual", "--replays", "8", "--json", str(path)])
+    assert ended.value.code == report.EXIT_HANG
+    result = json.loads(path.read_text())
+    assert (result["hang"]["reason"], result["control"]["failed_as_it_must"]) == ("no progress", True)
