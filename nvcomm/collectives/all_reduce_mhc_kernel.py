@@ -50,8 +50,10 @@ class AllReduceMhcKernel(MailboxKernel):
 
     def __init__(self, config: MhcConfig) -> None:
         super().__init__(config)
-        self.cluster = config.cluster
-        self.shared_bytes = norm.shared_bytes(config)
+        self.ctas = config.cluster
+        if config.collects:  # a publisher does without, and so finds room beside what waits for it (R8)
+            self.cluster = config.cluster
+            self.shared_bytes = norm.shared_bytes(config)
         self.publisher = Publisher(config)
         self.collector = Collector(config)
 

@@ -69,11 +69,13 @@ class MailboxKernel:
     Attributes:
         config: see `KernelConfig`.
         work: the named tuple that the kernel works on.
-        cluster: CTAs of a cluster.
+        ctas: CTAs that work together; a grid is so many of them, `clusters` times.
+        cluster: whether these are a cluster: `ctas`, else 1.
         shared_bytes: dynamic shared memory of a CTA; None: none.
     """
 
     work: ClassVar[type[Any]] = Transfer
+    ctas = 1
     cluster = 1
     shared_bytes: int | None = None
     kernel: Any
@@ -97,7 +99,7 @@ class MailboxKernel:
             stream: where it runs.
         """
         self.kernel(work, handle, call).launch(
-            grid=(clusters * self.cluster, 1, 1),
+            grid=(clusters * self.ctas, 1, 1),
             block=(self.config.threads, 1, 1),
             cluster=(self.cluster, 1, 1) if self.cluster > 1 else None,
             smem=self.shared_bytes,

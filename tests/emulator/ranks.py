@@ -15,7 +15,6 @@ from nvcomm.collectives.all_gather import AllGatherConfig, AllGatherKernel
 from nvcomm.collectives.all_reduce_config import ReduceConfig
 from nvcomm.collectives.all_reduce_mhc_config import MhcConfig
 from nvcomm.collectives.all_reduce_mhc_kernel import AllReduceMhcKernel
-from nvcomm.collectives.all_reduce_mhc_norm import shared_bytes as norm_bytes
 from nvcomm.mailbox import EMPTY, MailboxLayout
 from tests.emulator.machine import Machine
 from tests.emulator.memory import Memory
@@ -128,9 +127,10 @@ class Ranks:
     ) -> Launch:  # fmt: skip
         """A launch of the fused kernel."""
         parameters = [*sources, *tensors, float_bits(eps), rows, *self.box(rank), rank, *call]
+        kernel = AllReduceMhcKernel(config)
         return Launch(
-            program(AllReduceMhcKernel, config), parameters, (clusters * config.cluster, 1, 1), config.threads,
-            config.cluster, norm_bytes(config),
+            program(AllReduceMhcKernel, config), parameters, (clusters * kernel.ctas, 1, 1), config.threads,
+            kernel.cluster, kernel.shared_bytes or 0,
         )  # fmt: skip
 
     def fault(self, rank: int) -> list[int]:

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""R8 on a GPU: what spins leaves room for what it waits for, where it holds all of the places that it may."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+import nvcomm
+from tests.kernel.test_all_gather import assert_clean
+from tests.mhc_cases import check, make_case
+
+pytestmark = pytest.mark.gpu
+HIDDEN, ROWS = 5120, 384
+
+
+@pytest.mark.parametrize("pdl", ["off", "safe", "early"])
+def test_R8_a_publisher_finds_room_beside_all_that_wait_for_it(pdl: str) -> None:
+    """Three ranks collect on every multiprocessor long before the last one publishes."""
+    with nvcomm.virtual_world(4, pdl=pdl, timeout_s=2, max_bytes=ROWS * HIDDEN * 2, device_share=1.0) as world:
+        boundaries = [comm.mhc(HIDDEN, parts=("publish", "collect")) for comm in world]
+        for last in range(4):
+            case = make_case(4, ROWS, HIDDEN, last, "cuda")
+            results = [case.outputs() for _ in world]
+            torch.cuda.synchronize()
+            for rank in sorted(range(4), key=lambda rank: rank == last):
+                if rank == last:
+                    time.sleep(0.02)
+                with torch.cuda.stream(world.stream(rank)):
+                    boundaries[rank].publish(case.xs[rank])
+                    new_residual, h = results[rank]
+                    boundaries[rank].collect(*case.common(), new_residual=new_residual, h=h)
+            torch.cuda.synchronize()
+            for comm in world:
+                comm.check()
+            check(results, case)
+        assert_clean(world)
+
+
+@pytest.mark.parametrize("first", ["boundary", "gather"])
+@pytest.mark.parametrize("pdl", ["safe", "early"])
+def test_R8_a_late_rank_finds_room_beside_calls_and_their_dependents(pdl: str, first: str) -> None:
+    """Three ranks wait on every multiprocessor, with an early trigger for two calls, long before the last one comes."""
+    with nvcomm.virtual_world(4, pdl=pdl, timeout_s=2, max_bytes=ROWS * HIDDEN * 2, device_share=1.0) as world:
+        boundaries = [comm.mhc(HIDDEN) for comm in world]
+        for last in range(4):
+            case = make_case(4, 36, HIDDEN, last, "cuda")
+            big = make_case(4, ROWS, HIDDEN, last, "cuda").xs
+            gathered = [torch.empty(4, ROWS, HIDDEN, dtype=torch.bfloat16, device="cuda") for _ in world]
+            results = [case.outputs() for _ in world]
+            torch.cuda.synchronize()
+            for rank in sorted(range(4), key=lambda rank: rank == last):
+                if rank == last:
+                    time.sleep(0.02)
+                with torch.cuda.stream(world.stream(rank)):
+                    for call in range(4):
+                        if (call % 2 == 0) == (first == "gather"):
+                            world[rank].all_gather(big[rank], out=gathered[rank])
+                        else:
+                            new_residual, h = results[rank]
+                            boundaries[rank](case.xs[rank], *case.common(), new_residual=new_residual, h=h)
+            torch.cuda.synchronize()
+            for comm in world:
+                comm.check()
+            check(results, case)
+            for one in gathered:
+                assert torch.equal(one, torch.stack(big))
+        assert_clean(world)
