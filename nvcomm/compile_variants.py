@@ -100,11 +100,12 @@ def boundary_variants(
     for world_size in world_sizes:
         layout = MailboxLayout(world_size, options.max_bytes)
         for transport in transports:
-            for part, two_shot in kernels_of(parts):
-                multicast = transport == "multicast"
-                config = kernel_config(shape, part, layout, options, two_shot=two_shot, multicast=multicast)
-                protocol = "two-shot" if two_shot else "LL"
-                name = f"all_reduce_mhc {part} {protocol} {shape.hidden}, {world_size} ranks, {transport}"
+            for kernel in kernels_of(parts, options.pdl):
+                config = kernel_config(shape, kernel, layout, options, multicast=transport == "multicast")
+                protocol = "two-shot" if kernel.two_shot else "LL"
+                name = f"all_reduce_mhc {kernel.part} {protocol} {shape.hidden}, {world_size} ranks, {transport}"
+                if kernel.pdl != options.pdl:
+                    name += f", pdl {kernel.pdl}"
                 yield Variant.of(name, AllReduceMhcKernel(config))
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -17,32 +18,54 @@ from nvcomm.env import settings
 from nvcomm.errors import UsageError
 from nvcomm.handle import Handle
 from nvcomm.mailbox import MailboxLayout
-from nvcomm.options import Options
-
-# Of the CTAs that a device could hold, the fraction that it holds where they come in clusters: a cluster lies within
-# one GPC, whose last places may be too few for one. Measured: 0.90 at two CTAs a multiprocessor, clusters of 5 (H200).
-_CLUSTERS_FIT = 0.85
+from nvcomm.options import Options, Pdl
 
 # World size -> bytes of x from which two-shot is the faster one: from one row on where ranks are more than two
 # (docs/results/all_reduce.md).
 MHC_SWITCH_BYTES = {1: 1 << 31, 2: 1 << 31, 3: 0, 4: 0, 5: 0, 6: 0, 7: 0, 8: 0}
 
+# Of the CTAs that a device could hold, the fraction that it holds where they come in clusters. An H200 holds 94 of 5
+# CTAs, four a multiprocessor (0.89; 0.89 to 0.94 for clusters of 3 to 8), and fewer where other CTAs lie between.
+_CLUSTERS_FIT = 0.85
 
-def kernels_of(parts: tuple[MhcPart, ...]) -> list[tuple[MhcPart, bool]]:
-    """(part, whether it is two-shot) of every kernel that `parts` may launch."""
+# With an early trigger a rank may launch half of what it may launch without (R8). From so many rounds of that half on,
+# a boundary is faster as a plain launch of the whole: where ranks have a GPU each, and where they share one, which they
+# then wait for rather than for each other (docs/results/all_reduce.md).
+PLAIN_FROM_ROUNDS = {True: 2, False: 5}
+
+
+class MhcKernel(NamedTuple):
+    """Which of a boundary's kernels.
+
+    Attributes:
+        part: what it does.
+        two_shot: by which protocol.
+        pdl: how it follows the kernel before it.
+    """
+
+    part: MhcPart
+    two_shot: bool
+    pdl: Pdl
+
+
+def kernels_of(parts: tuple[MhcPart, ...], pdl: Pdl) -> list[MhcKernel]:
+    """Every kernel that `parts` may launch on a communicator of this `pdl`."""
+    whole = [part for part in parts if part in ("fused", "finalize")]
+    halves = [part for part in parts if part not in whole]
     return [
-        (part, two_shot)
-        for part in parts
-        for two_shot in ((False, True) if part in ("fused", "finalize") else (False,))
-    ]
+        MhcKernel(part, two_shot, each)
+        for part in whole
+        for two_shot in (False, True)
+        for each in (("early", "off") if pdl == "early" else (pdl,))
+    ] + [MhcKernel(part, False, pdl) for part in halves]
 
 
 def kernel_config(
-    shape: MhcShape, part: MhcPart, layout: MailboxLayout, options: Options, *, two_shot: bool, multicast: bool
+    shape: MhcShape, kernel: MhcKernel, layout: MailboxLayout, options: Options, *, multicast: bool
 ) -> MhcConfig:
-    """What a rank compiles the kernel of `part` for, here or ahead of time (`nvcomm compile`)."""
+    """What a rank compiles a kernel for, here or ahead of time (`nvcomm compile`)."""
     return MhcConfig(
-        layout, shape, part, two_shot, multicast, options.pdl, options.protocol != "copy",
+        layout, shape, kernel.part, kernel.two_shot, multicast, kernel.pdl, options.protocol != "copy",
         device_checks=settings().device_checks > 0, delayed=options.transport == "delayed",
     )  # fmt: skip
 
@@ -52,7 +75,7 @@ class MhcLauncher:
 
     def __init__(
         self, shape: MhcShape, parts: tuple[MhcPart, ...], layout: MailboxLayout, options: Options,
-        handle: Handle, *, places: Callable[[int], int], multicast: bool, launcher: Launcher,
+        handle: Handle, *, places: Callable[[int], int], alone: bool, multicast: bool, launcher: Launcher,
     ) -> None:  # fmt: skip
         """Compiles and loads the kernels of `parts`; waits for the device (R9).
 
@@ -63,6 +86,7 @@ class MhcLauncher:
             options: the communicator's.
             handle: the rank's.
             places: CTAs a rank may launch (R8) of a kernel of which so many fit one multiprocessor.
+            alone: whether every rank of the communicator has a GPU of its own.
             multicast: whether there is a multicast pointer.
             launcher: how the engine launches.
 
@@ -74,8 +98,9 @@ class MhcLauncher:
         self._options = options
         self._handle = handle
         self._multicast = multicast
+        self._plain_from_rounds = PLAIN_FROM_ROUNDS[alone]
         self._launcher = launcher
-        config = kernel_config(shape, "fused", layout, options, two_shot=False, multicast=multicast)
+        config = MhcConfig(layout, shape)
         self._max_clusters = int(places(config.ctas_per_sm) * (_CLUSTERS_FIT if config.cluster > 1 else 1))
         self._max_clusters //= config.cluster
         # an early trigger has already been counted as a second grid
@@ -85,10 +110,10 @@ class MhcLauncher:
                 f"a row of {shape.hidden} takes {config.cluster} CTAs, and this rank may hold fewer: raise "
                 "device_share, use fewer ranks a GPU, or pdl='safe'."
             )
-        self._kernels: dict[tuple[MhcPart, bool], jit.CompiledKernel] = {}
-        for part, two_shot in kernels_of(parts):
-            config = kernel_config(shape, part, layout, options, two_shot=two_shot, multicast=multicast)
-            self._kernels[part, two_shot] = load(AllReduceMhcKernel(config))
+        self._kernels: dict[MhcKernel, jit.CompiledKernel] = {}
+        for kernel in kernels_of(parts, options.pdl):
+            config = kernel_config(shape, kernel, layout, options, multicast=multicast)
+            self._kernels[kernel] = load(AllReduceMhcKernel(config))
 
     def fused(self, x: torch.Tensor, tensors: BoundaryTensors, protocol: ReduceProtocol) -> None:
         """All of it, from a contribution."""
@@ -120,7 +145,8 @@ class MhcLauncher:
         two_shot = (
             choose(protocol, rows * self.shape.row_bytes, self._layout.world_size, MHC_SWITCH_BYTES) == "two_shot"
         )
-        kernel = self._kernels.get((part, two_shot))
+        most, pdl = self._grid(part, rows)
+        kernel = self._kernels.get(MhcKernel(part, two_shot, pdl))
         if kernel is None:
             raise UsageError(
                 f"the kernels of {part!r} are not loaded: build this operation with parts=({part!r}, ...)."
@@ -134,8 +160,18 @@ class MhcLauncher:
             )  # fmt: skip
             pointers = tuple(0 if one is None else one.data_ptr() for one in named)
             eps = tensors.eps
-        # beside a collect kernel the publish kernel before it may still be resident (R8)
-        most = self._max_clusters if part in ("fused", "finalize") else self._max_half_clusters
-        clusters = min(most, rows)
         operation = "all_reduce_mhc two_shot" if two_shot else "all_reduce_mhc ll"
-        self._launcher(operation, torch.bfloat16, kernel, (*sources, *pointers, eps, rows), clusters)
+        self._launcher(operation, torch.bfloat16, kernel, (*sources, *pointers, eps, rows), min(most, rows))
+
+    def _grid(self, part: MhcPart, rows: int) -> tuple[int, Pdl]:
+        """Clusters that may be launched (R8), and how.
+
+        A plain launch begins when everything before it in its stream has ended, and triggers nobody: no other grid
+        of the rank is resident with it. So it may hold what an early trigger keeps for the next one.
+        """
+        pdl = self._options.pdl
+        if part not in ("fused", "finalize"):  # beside a collect kernel the publish kernel before it may be resident
+            return self._max_half_clusters, pdl
+        if pdl == "early" and rows > (self._plain_from_rounds - 1) * self._max_clusters:
+            return 2 * self._max_clusters, "off"
+        return self._max_clusters, pdl

@@ -56,6 +56,7 @@ class DeviceEngine:
         options: Options,
         *,
         max_ctas: int,
+        ranks_on_device: int,
         group: Group | None = None,
     ) -> None:
         """Arms the mailbox and loads every kernel. Peers may publish only once all ranks have done so.
@@ -66,6 +67,7 @@ class DeviceEngine:
             device: this rank's GPU.
             options: see there.
             max_ctas: most CTAs of a launch (docs/mailbox.md R8).
+            ranks_on_device: ranks of the communicator on the most crowded device, as on every rank.
             group: the ranks, for `reset`; None where one process drives them all.
         """
         self.memory = memory
@@ -73,6 +75,7 @@ class DeviceEngine:
         self.device = device
         self.options = options
         self.max_ctas = max_ctas
+        self._alone = ranks_on_device == 1
         self.multicast = memory.multicast_ptr != 0
         self.rank, self.world_size = memory.rank, memory.world_size
         self._group = group
@@ -219,8 +222,8 @@ class DeviceEngine:
         shape.check_parts(parts)
         with torch.cuda.device(self.device):
             return MhcLauncher(
-                shape, parts, self.layout, self.options, self._handle, places=self._places, multicast=self.multicast,
-                launcher=self._launch,
+                shape, parts, self.layout, self.options, self._handle, places=self._places, alone=self._alone,
+                multicast=self.multicast, launcher=self._launch,
             )  # fmt: skip
 
     def _places(self, ctas_per_sm: int) -> int:

@@ -58,7 +58,9 @@ class CudaWorld:
                 owned = OwnedStream(device)
                 failed.callback(owned.close)
                 self.streams.append(owned.stream)
-                self.engines.append(DeviceEngine(memory, layout, device, options, max_ctas=max_ctas))
+                self.engines.append(
+                    DeviceEngine(memory, layout, device, options, max_ctas=max_ctas, ranks_on_device=world_size)
+                )
                 failed.callback(self.engines[-1].close)
             self._resources = failed.pop_all()
 
@@ -138,7 +140,9 @@ def build_peer(group: Group, device: torch.device, options: Options) -> DeviceEn
             vote(
                 group,
                 "nvcomm.peer.armed",
-                lambda: engines.append(DeviceEngine(memory, layout, device, options, max_ctas=fewest, group=group)),
+                lambda: engines.append(
+                    DeviceEngine(memory, layout, device, options, max_ctas=fewest, ranks_on_device=crowd, group=group)
+                ),
                 options.timeout_s + COMPILE_S,
             )
         except BaseException:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 from nvcomm.reference.model_rules import Verdict
 from nvcomm.reference.model_search import Result
@@ -29,6 +30,8 @@ class Residency:
         calls: calls in a row.
         early: a grid triggers its dependent early, so CTAs of the next grid wait in their places (PDL).
         publishers: CTAs of a publish grid of its own, which never spins; 0 where each spinning CTA publishes its chunk.
+        wide: with an early trigger, every second grid has twice the CTAs. "plain": it is launched when the grid before
+            it has ended, and triggers nobody. "early": it overlaps with its neighbours like any other.
     """
 
     places: int
@@ -38,11 +41,12 @@ class Residency:
     calls: int = 2
     early: bool = False
     publishers: int = 0
+    wide: Literal["", "plain", "early"] = ""
 
     @property
     def places_needed(self) -> int:
         """R8: all that may spin, the dependents that an early trigger lets wait, and one publisher."""
-        spinning = self.groups * self.ranks * self.ctas
+        spinning = self.groups * self.ranks * self.ctas * (2 if self.wide == "early" else 1)
         dependents = self.groups * self.ranks * (self.publishers or self.ctas) if self.early else 0
         return spinning + dependents + (1 if self.publishers else 0)
 
@@ -50,7 +54,16 @@ class Residency:
         """A stream: (CTAs, whether they spin) of each grid."""
         if self.publishers:
             return [(self.publishers, False), (self.ctas, True)] * self.calls
-        return [(self.ctas, True)] * self.calls
+        return [(self.ctas * (2 if self.is_wide(call) else 1), True) for call in range(self.calls)]
+
+    def is_wide(self, grid: int) -> bool:
+        """Whether a grid is one of the wide ones."""
+        return bool(self.wide) and grid % 2 == 1
+
+    def overlaps(self, grid: int) -> bool:
+        """Whether CTAs of a grid may take places before the grid before it has ended."""
+        plain = self.wide == "plain" and (self.is_wide(grid) or self.is_wide(grid - 1))
+        return self.early and not plain
 
 
 State = tuple[tuple[tuple[int, ...], ...], ...]  # stream, grid, CTA
@@ -73,7 +86,7 @@ class _Device:
         if grid == 0:
             return True
         before = state[stream][grid - 1]
-        if not self.setup.early:
+        if not self.setup.overlaps(grid):
             return all(cta == ENDED for cta in before)
         # A grid triggers once its own wait is over (R1 ii), and all of its CTAs have to.
         return self._released(state, stream, grid - 1) and OUTSIDE not in before

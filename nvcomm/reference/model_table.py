@@ -333,6 +333,8 @@ def _residency() -> Iterator[ResidencyConfiguration]:
         ("R8-early", Residency(8, early=True)),
         ("R8-split", Residency(5, publishers=2)),
         ("R8-split-early", Residency(9, publishers=2, early=True)),
+        ("R8-early-plain", Residency(8, early=True, calls=3, wide="plain")),
+        ("R8-early-plain-3-ranks", Residency(6, ranks=3, ctas=1, early=True, calls=3, wide="plain")),
         ("R8-two-communicators", Residency(4, groups=2, ctas=1)),
         ("R8-two-communicators-early", Residency(8, groups=2, ctas=1, early=True)),
     ):
@@ -341,6 +343,11 @@ def _residency() -> Iterator[ResidencyConfiguration]:
         ("R8-off", Residency(2), "each rank's CTAs spin for chunks that got no place"),
         ("R8-off-3-ranks", Residency(3, ranks=3, calls=1), ""),
         ("R8-off-early", Residency(4, early=True), "enough without the early trigger: dependents take the places"),
+        (
+            "R8-off-early-wide",
+            Residency(6, ranks=3, ctas=1, early=True, calls=3, wide="early"),
+            "a grid of twice the CTAs, and not a plain launch",
+        ),
         ("R8-off-split", Residency(2, publishers=2), "no place left for one publisher"),
         ("R8-off-split-early", Residency(4, publishers=2, early=True), ""),
         ("R8-off-two-communicators", Residency(2, groups=2, ctas=1), "each communicator alone would fit"),

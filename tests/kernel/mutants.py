@@ -20,6 +20,10 @@ COMPILED = (
     "[all_gather 4 ranks, peer, 16-byte accesses-sm_90a]"
 )
 RESIDENCY = "tests/unit/test_residency.py::test_R8_all_ctas_of_all_ranks_and_their_waiting_dependents_fit"
+PUBLISHER = "test_R8_a_publisher_takes_no_shared_memory_and_no_cluster"
+OVERLAP = (
+    "tests/unit/test_boundary_launches.py::test_R8_a_call_and_what_may_overlap_with_it_have_places[early-two_shot]"
+)
 
 MISSING = "missing = any_equals(words, EMPTY, num_rows * CHUNK_WORDS)"
 COLLECT_CHUNK = "@cute.jit\ndef collect_chunk("
@@ -170,6 +174,32 @@ MUTANTS = (
         (Edit("nvcomm/residency.py", "grids = ranks_on_device * (2 if early_trigger else 1)", "grids = 1"),),
         f"{RESIDENCY}[4-False-0.5-65]",
         on_cpu=f"{RESIDENCY}[4-False-0.5-65]",
+    ),
+    Mutant(
+        "R8",
+        "a publisher asks for shared memory, as those that wait for it do",
+        (
+            Edit(
+                "nvcomm/collectives/all_reduce_mhc_kernel.py",
+                "        if config.collects:  # a publisher does without",
+                "        if True:  # a publisher does without",
+            ),
+        ),
+        f"{TESTS}/test_residency.py::test_R8_a_publisher_finds_room_beside_all_that_wait_for_it[off]",
+        on_cpu=f"tests/unit/test_boundary_launches.py::{PUBLISHER}",
+    ),
+    Mutant(
+        "R8",
+        "a launch that takes the places of dependents lets them in early",
+        (
+            Edit(
+                "nvcomm/collectives/all_reduce_mhc_launch.py",
+                'return 2 * self._max_clusters, "off"',
+                "return 2 * self._max_clusters, pdl",
+            ),
+        ),
+        OVERLAP,
+        on_cpu=OVERLAP,
     ),
     Mutant(
         "R9",

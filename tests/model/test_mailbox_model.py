@@ -64,6 +64,7 @@ SHORTEST = {
     "R8-off": 2,
     "R8-off-3-ranks": 3,
     "R8-off-early": 4,
+    "R8-off-early-wide": 6,
     "R8-off-split": 4,
     "R8-off-split-early": 6,
     "R8-off-two-communicators": 2,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -15,10 +16,14 @@ SETUPS = [
     for ranks, ctas, groups, early, publishers in product((2, 3), (1, 2), (1, 2), (False, True), (0, 1, 2))
     if ranks * ctas * groups <= 4
 ]
+SETUPS += [
+    Residency(0, ranks=ranks, ctas=ctas, calls=calls, early=True, wide="plain")
+    for ranks, ctas, calls in ((2, 1, 4), (2, 2, 3), (3, 1, 3))
+]
 
 
 def _with(setup: Residency, places: int) -> Residency:
-    return Residency(places, setup.ranks, setup.ctas, setup.groups, setup.calls, setup.early, setup.publishers)
+    return replace(setup, places=places)
 
 
 @pytest.mark.parametrize("setup", SETUPS, ids=str)
@@ -40,3 +45,13 @@ def test_R8_early_trigger_needs_places_for_dependents() -> None:
     result = explore_residency(early)
     assert result.verdict == Verdict.DEADLOCK
     assert narrate_residency(early, result)[-1].startswith("DEADLOCK: all 4 places")
+
+
+def test_R8_a_wide_grid_among_early_ones_has_to_be_a_plain_launch() -> None:
+    plain = Residency(6, ranks=3, ctas=1, calls=3, early=True, wide="plain")
+    assert plain.places_needed == 6
+    assert explore_residency(plain).verdict == Verdict.OK
+    overlapping = replace(plain, wide="early")
+    assert overlapping.places_needed == 9
+    assert explore_residency(overlapping).verdict == Verdict.DEADLOCK
+    assert explore_residency(replace(overlapping, places=9)).verdict == Verdict.OK

@@ -77,13 +77,14 @@ def test_a_boundary(monkeypatch, pdl, transport, top_k, parts):
     monkeypatch.setattr(all_reduce_mhc_launch, "load", loaded.append)
     built = parts or (("fused", "finalize") if top_k else ("fused",))
     all_reduce_mhc_launch.MhcLauncher(
-        MhcShape(4096, 3, top_k), built, LAYOUT, Options(max_bytes=8192, pdl=pdl), None, places=lambda _: 128,
-        multicast=transport == "multicast", launcher=None,
+        MhcShape(4096, 3, top_k), built, LAYOUT, Options(max_bytes=8192, pdl=pdl), None,
+        places=lambda ctas_per_sm: 128, alone=True, multicast=transport == "multicast", launcher=None,
     )  # fmt: skip
     asked = [*COMMON, "--op", "all_reduce_mhc", "--hidden", "4096", "--num-streams", "3", "--moe-top-k", str(top_k)]
     asked += ["--transport", transport, "--pdl", pdl, *(["--part", *parts] if parts else [])]
     assert loaded_names(loaded) == entries(*asked)
-    assert len(loaded) == sum(2 if part in ("fused", "finalize") else 1 for part in built)
+    whole = 4 if pdl == "early" else 2  # each protocol, and with an early trigger each as a plain launch too
+    assert len(loaded) == sum(whole if part in ("fused", "finalize") else 1 for part in built)
     for other in (("--num-streams", "4"), ("--hidden", "64"), ("--pdl", "off"), ("--max-bytes", "4096")):
         assert not loaded_names(loaded) & entries(*[*asked, *other]) - entries(*asked)
 

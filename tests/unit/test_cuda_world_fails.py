@@ -62,7 +62,7 @@ def stand_ins(monkeypatch, steps):
             steps.give_back("stream")
 
     class Engine:
-        def __init__(self, memory, layout, device, options, *, max_ctas):
+        def __init__(self, memory, layout, device, options, *, max_ctas, ranks_on_device):
             steps.take("engine")
 
         def close(self):
@@ -168,6 +168,7 @@ def test_an_engine_whose_building_fails_closes_its_agent(monkeypatch, failing):
     memory = SimpleNamespace(multicast_ptr=0, rank=1, world_size=2, peer_ptrs=(0, 0))
     with pytest.raises(CudaError, match=failing):
         engine_module.DeviceEngine(
-            memory, MailboxLayout(2, 64), torch.device("cpu"), Options(transport="delayed", seed=5), max_ctas=1
-        )
+            memory, MailboxLayout(2, 64), torch.device("cpu"), Options(transport="delayed", seed=5), max_ctas=1,
+            ranks_on_device=2,
+        )  # fmt: skip
     assert closed == [5 * 2 + 1]
