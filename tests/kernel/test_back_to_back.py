@@ -64,13 +64,13 @@ def test_R12_a_rank_without_rows_waits_for_everybody():
         xs = [[torch.full((1, 64), value + rank, device="cuda") for value in values] for rank in range(4)]
         outs = [[torch.zeros((int(rank == 0), 64), device="cuda") for _ in values] for rank in range(4)]
 
-        def late_owner(comm):
-            if comm.rank == 0:
-                torch.cuda._sleep(4_000_000)
-            for x, out in zip(xs[comm.rank], outs[comm.rank], strict=True):
-                comm.reduce_scatter(x, out)
-
-        world.run(late_owner)
+        torch.cuda.synchronize()
+        for rank in (1, 2, 3, 0):
+            with torch.cuda.stream(world.stream(rank)):
+                if rank == 0:  # the others' calls have long been launched, however busy the machine is
+                    torch.cuda._sleep(100_000_000)
+                for x, out in zip(xs[rank], outs[rank], strict=True):
+                    world[rank].reduce_scatter(x, out)
         torch.cuda.synchronize()
         for comm in world:
             comm.check()
