@@ -16,6 +16,7 @@ from nvcomm.bench.plan import DEFAULT_RANKS, Plan, parse
 from nvcomm.bench.report import (
     EXIT_HANG,
     EXIT_INTERRUPTED,
+    EXIT_NO_READER,
     EXIT_OK,
     EXIT_UNSUPPORTED,
     EXIT_USAGE,
@@ -188,6 +189,9 @@ def _guarded(who: str, work: Callable[[], int]) -> int:
         return _refused(who, error, EXIT_USAGE)
     except (PeerTimeoutError, GroupError) as error:
         return _refused(who, error, EXIT_HANG)
+    except BrokenPipeError:  # its reader is gone, as `head` goes; Python would flush once more, and complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_NO_READER
     except OSError as error:  # a file that cannot be written
         return _refused(who, error, EXIT_USAGE)
     except KeyboardInterrupt:  # the terminal tells every rank, and the command says it once

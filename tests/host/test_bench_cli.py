@@ -301,6 +301,19 @@ def test_a_run_that_is_not_done_in_time_exits_124():
     assert "not done after 1 s" in done.stderr
 
 
+def test_a_table_that_nobody_reads_any_more_ends_quietly():
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "nvcomm", "bench", "all_gather", "--world", "host", "--ranks", "2", "-n", "5"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, stdout=write, stderr=subprocess.PIPE, text=True, timeout=240, check=False
+    )
+    os.close(write)
+    assert done.returncode == 141, done.stderr
+    assert done.stderr == ""
+
+
 def test_ranks_that_contradict_the_launcher(monkeypatch, capsys):
     @contextlib.contextmanager
     def launched(timeout_s):
