@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nvcomm.capability import check
+from nvcomm.capability import Requirement, check
 from nvcomm.env import settings
-from nvcomm.errors import UsageError
+from nvcomm.errors import UnsupportedError, UsageError
 from nvcomm.group import Group, local_groups
 from nvcomm.host.engine import HostEngine
 from nvcomm.mailbox import EMPTY, LAYOUT_VERSION, MailboxLayout
 from nvcomm.memory.host import HostMemory, connect, local_memories
+from nvcomm.memory.room import too_little
 
 
 def open_memory(
@@ -28,7 +29,7 @@ def open_memory(
 
     Raises:
         CapabilityError: ranks differ in world size, `max_bytes`, `config`, layout, checks or versions of packages, or
-            the memory could not be set up on one of them; the same text on every rank.
+            the host has no room, or the memory could not be set up on a rank; the same text on every rank.
         GroupError: a rank did not answer within `timeout_s`.
     """
     layout = _layout(group.world_size, max_bytes)
@@ -39,14 +40,22 @@ def open_memory(
         "NVCOMM_DEVICE_CHECKS": settings().device_checks,
         **(config or {}),
     }
-    check([], group, timeout_s, config=ours)
+    # Looked at before any rank takes its share.
+    room = Requirement("memory", "device", "rank", lambda: too_little(group.world_size * layout.size_bytes))
+    check([room], group, timeout_s, config=ours)
     memory = connect(group, layout.size_bytes, armed_bytes=layout.faults_base, armed_word=EMPTY, timeout_s=timeout_s)
     return memory, layout
 
 
 def local_engines(world_size: int, max_bytes: int, *, timeout_s: float = 30.0, **options: Any) -> list[HostEngine]:
-    """Engines whose ranks are threads of this process; element r is for rank r. `options` are `HostEngine`'s."""
+    """Engines whose ranks are threads of this process; element r is for rank r. `options` are `HostEngine`'s.
+
+    Raises:
+        UnsupportedError: the host has no room for their mailboxes.
+    """
     layout = _layout(world_size, max_bytes)
+    if reason := too_little(world_size * layout.size_bytes):
+        raise UnsupportedError(reason)
     memories = local_memories(world_size, layout.size_bytes, armed_bytes=layout.faults_base, armed_word=EMPTY)
     return [
         HostEngine(memory, layout, group, timeout_s=timeout_s, **options)

@@ -25,7 +25,7 @@ def sealed_memfd(size_bytes: int, descriptors: contextlib.ExitStack) -> int:
     fd = os.memfd_create("nvcomm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     descriptors.callback(os.close, fd)
     os.ftruncate(fd, size_bytes)
-    os.posix_fallocate(fd, 0, size_bytes)  # too little memory is an error now, not SIGBUS in a gather
+    os.posix_fallocate(fd, 0, size_bytes)  # a limit that is too low is an error now, not SIGBUS in a gather
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return fd
 

@@ -12,6 +12,7 @@ import torch
 
 import nvcomm
 from nvcomm.group import local_groups
+from nvcomm.memory import room
 from nvcomm.options import Options
 from tests.threads import together
 
@@ -247,3 +248,26 @@ def test_ranks_find_each_other_within_the_timeout_that_was_asked_for(monkeypatch
     with pytest.raises(nvcomm.GroupError, match="nobody came"):
         nvcomm.Communicator(None, "cpu", timeout_s=timeout_s)
     assert bounds == [bound_s]
+
+
+def test_mailboxes_that_the_host_has_no_room_for_are_refused(monkeypatch, tmp_path):
+    meminfo = tmp_path / "meminfo"
+    monkeypatch.setattr(room, "MEMINFO", meminfo)
+    groups = local_groups(2)
+
+    def build(rank):
+        with nvcomm.Communicator(groups[rank], "cpu", max_bytes=1 << 20, timeout_s=60.0) as comm:
+            return comm.all_gather(torch.tensor([rank])).flatten().tolist()
+
+    def attempt():
+        return together([functools.partial(build, rank) for rank in range(2)])
+
+    meminfo.write_text("MemTotal: 9999999 kB\nMemAvailable: 4096 kB\nSwapFree: 1024 kB\n")
+    errors = attempt()
+    assert [type(error) for error in errors] == [nvcomm.CapabilityError] * 2, errors
+    assert "GiB, and this host has 0.00488 GiB left: lower max_bytes" in str(errors[0])
+    with pytest.raises(nvcomm.UnsupportedError, match="lower max_bytes"):
+        nvcomm.virtual_world(2, "cpu", max_bytes=1 << 20)
+    for text in ("MemAvailable: 9000 kB\nSwapFree: 1024 kB\n", "nothing known\n"):
+        meminfo.write_text(text)
+        assert attempt() == [[0, 1]] * 2
