@@ -31,7 +31,8 @@ _CLUSTERS_FIT = 0.85
 # With an early trigger a rank may launch half of what it may launch without (R8). From so many rounds of that half on,
 # a boundary is faster as a plain launch of the whole: where ranks have a GPU each, and where they share one, which they
 # then wait for rather than for each other (docs/results/all_reduce.md).
-PLAIN_FROM_ROUNDS = {True: 2, False: 5}
+PLAIN_FROM_ROUNDS_ALONE = 2
+PLAIN_FROM_ROUNDS_SHARED = 5
 
 
 class MhcKernel(NamedTuple):
@@ -98,7 +99,7 @@ class MhcLauncher:
         self._options = options
         self._handle = handle
         self._multicast = multicast
-        self._plain_from_rounds = PLAIN_FROM_ROUNDS[alone]
+        self._plain_from_rounds = PLAIN_FROM_ROUNDS_ALONE if alone else PLAIN_FROM_ROUNDS_SHARED
         self._launcher = launcher
         config = MhcConfig(layout, shape)
         self._max_clusters = int(places(config.ctas_per_sm) * (_CLUSTERS_FIT if config.cluster > 1 else 1))
