@@ -94,7 +94,10 @@ def from_environment(timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreGroup:
             lambda: _store_of_environment(timeout_s), "the store of MASTER_ADDR and MASTER_PORT", timeout_s
         )
     except ValueError as error:
-        raise UsageError(f"{error}. Start the program with torchrun or mpiexec, or set what torchrun sets.") from error
+        raise UsageError(
+            f"{error}. Start the program with torchrun or mpiexec, or set what torchrun sets: numbers in RANK, WORLD_SIZE "
+            "and MASTER_PORT, a host in MASTER_ADDR."
+        ) from error
     except RuntimeError as error:
         raise GroupError(
             f"the store of MASTER_ADDR and MASTER_PORT was not reached: {error}. Find out whether rank 0 runs there."

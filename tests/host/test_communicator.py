@@ -271,3 +271,12 @@ def test_mailboxes_that_the_host_has_no_room_for_are_refused(monkeypatch, tmp_pa
     for text in ("MemAvailable: 9000 kB\nSwapFree: 1024 kB\n", "nothing known\n"):
         meminfo.write_text(text)
         assert attempt() == [[0, 1]] * 2
+
+
+@pytest.mark.parametrize("odd", ["RANK", "WORLD_SIZE", "MASTER_PORT"])
+def test_a_launchers_variable_that_is_no_number_is_shown(monkeypatch, odd):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        monkeypatch.setenv(name, "some" if name == odd else "1")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(nvcomm.UsageError, match=f"'some'.*numbers in .*{odd}"):
+        nvcomm.Communicator(None, "cpu")
