@@ -95,8 +95,8 @@ def from_environment(timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreGroup:
         )
     except ValueError as error:
         raise UsageError(
-            f"{error}. Start the program with torchrun or mpiexec, or set what torchrun sets: numbers in RANK, WORLD_SIZE "
-            "and MASTER_PORT, a host in MASTER_ADDR."
+            f"{error}. Start the program with torchrun or mpiexec, or set what torchrun sets: numbers in RANK, "
+            "WORLD_SIZE and MASTER_PORT, a host in MASTER_ADDR."
         ) from error
     except RuntimeError as error:
         raise GroupError(
