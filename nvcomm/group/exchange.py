@@ -7,7 +7,6 @@ whose server was stopped. So `run` is for a thread that can be left behind; what
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import Any
 
@@ -109,20 +108,12 @@ class Exchange:
         if len(set(sizes.values())) > 1:
             raise other_worlds({rank: sizes.get(rank, "no answer") for rank in range(count)})
         if missing := self._missing():
-            why = (
+            raise GroupError(
                 f"rank {self._rank} waited at {self._tag!r} for {_named(missing)} of {count}, in vain: "
-                f"find out whether it runs and makes the same calls, or wait longer."
+                f"find out whether it runs and makes the same calls, or wait longer.",
+                missing,
             )
-            self._give_up(why)
-            raise GroupError(why, missing)
         return [self._seen[rank]["value"] for rank in range(count)]
-
-    def _give_up(self, why: str) -> None:
-        """Takes this rank's answer back: whoever comes late is told, instead of going on alone."""
-        with contextlib.suppress(RuntimeError):
-            self._store.set(
-                self._key(self._rank), encode({"tag": self._tag, "world_size": self._world_size, "error": why})
-            )
 
     def _read(self, rank: int) -> dict[str, Any] | None:
         key = self._key(rank)

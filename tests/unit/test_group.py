@@ -78,20 +78,6 @@ def test_missing_ranks_are_named_within_the_deadline():
         assert f"rank {rank} waited at 'start' for rank 1, 3 of 4" in str(error)
 
 
-def test_a_rank_that_comes_too_late_is_told_and_does_not_go_on_alone():
-    first, second = local_groups(2)
-    with pytest.raises(GroupError, match="for rank 1 of 2, in vain"):
-        first.barrier("start", 0.2)
-    started = time.monotonic()
-    with pytest.raises(
-        GroupError, match="rank 0 gave up at 'start': rank 0 waited at 'start' for rank 1 of 2, in vain"
-    ):
-        second.barrier("start", LONG_S)
-    assert time.monotonic() - started < LONG_S
-    # Both are at the same place again.
-    assert together([lambda ranks=ranks: ranks.barrier("again", LONG_S) for ranks in (first, second)]) == [None, None]
-
-
 def test_ranks_at_different_places_learn_it_at_once():
     first, second = local_groups(2)
     started = time.monotonic()
