@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
 from nvcomm._version import __version__
 from nvcomm.errors import NvcommError, UsageError
+from nvcomm.exits import EXIT_INTERRUPTED, no_reader
 
 # Command -> (module with `main(argv) -> exit code`, what it does).
 COMMANDS = {
@@ -20,8 +20,7 @@ COMMANDS = {
     "stress": ("stress.__main__", "replay graphs of gathers and check every word (python -m stress)"),
 }
 
-# The last two as a shell has them: 128 and the number of the signal.
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_NO_READER = 1, 2, 130, 141
+EXIT_FAILED, EXIT_USAGE = 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,9 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"nvcomm {arguments.command}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # its reader is gone, as `head` goes; Python would flush once more, and complain
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_NO_READER
+    except BrokenPipeError:
+        return no_reader()
     return code
 
 

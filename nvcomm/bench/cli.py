@@ -13,18 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvcomm.bench.plan import DEFAULT_RANKS, Plan, parse
-from nvcomm.bench.report import (
-    EXIT_HANG,
-    EXIT_INTERRUPTED,
-    EXIT_NO_READER,
-    EXIT_OK,
-    EXIT_UNSUPPORTED,
-    EXIT_USAGE,
-    EXIT_WRONG,
-    Report,
-)
+from nvcomm.bench.report import EXIT_HANG, EXIT_OK, EXIT_UNSUPPORTED, EXIT_USAGE, EXIT_WRONG, Report
 from nvcomm.env import other
 from nvcomm.errors import CapabilityError, GroupError, PeerTimeoutError, UnsupportedError, UsageError
+from nvcomm.exits import EXIT_INTERRUPTED, no_reader
 
 if TYPE_CHECKING:
     import torch
@@ -189,9 +181,8 @@ def _guarded(who: str, work: Callable[[], int]) -> int:
         return _refused(who, error, EXIT_USAGE)
     except (PeerTimeoutError, GroupError) as error:
         return _refused(who, error, EXIT_HANG)
-    except BrokenPipeError:  # its reader is gone, as `head` goes; Python would flush once more, and complain
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_NO_READER
+    except BrokenPipeError:
+        return no_reader()
     except OSError as error:  # a file that cannot be written
         return _refused(who, error, EXIT_USAGE)
     except KeyboardInterrupt:  # the terminal tells every rank, and the command says it once

@@ -19,8 +19,6 @@ SCHEMA = "nvcomm.bench/1"
 # size count type redop impl, the percentiles, algbw busbw #wrong
 _WIDTHS = (12, 10, 9, 6, 16, *(10 for _ in PERCENTILES), 9, 9, 7)
 EXIT_OK, EXIT_WRONG, EXIT_USAGE, EXIT_UNSUPPORTED, EXIT_HANG = 0, 1, 2, 77, 124
-# As a shell has them: 128 and the number of the signal.
-EXIT_INTERRUPTED, EXIT_NO_READER = 130, 141
 
 
 class Report:
