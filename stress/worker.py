@@ -31,9 +31,8 @@ from stress.run import FIRST_GENERATION, RunConfig
 ORDER_CHUNK = 256
 # A Python rank is some fifty times slower than a kernel: the late rank sleeps as much longer.
 LATE_FACTOR = 50
-SETUP_S = (
-    30.0  # before and after the replays ranks wait for each other so long: they start seconds apart on a busy machine
-)
+# How long ranks wait for each other before and after the replays: on a busy machine they start seconds apart.
+SETUP_S = 30.0
 _PR_SET_PDEATHSIG = 1
 
 

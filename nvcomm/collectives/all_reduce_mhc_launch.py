@@ -28,11 +28,14 @@ MHC_SWITCH_BYTES = {1: 1 << 31, 2: 1 << 31, 3: 0, 4: 0, 5: 0, 6: 0, 7: 0, 8: 0}
 # CTAs, four a multiprocessor (0.89; 0.89 to 0.94 for clusters of 3 to 8), and fewer where other CTAs lie between.
 _CLUSTERS_FIT = 0.85
 
-# With an early trigger a rank may launch half of what it may launch without (R8). From so many rounds of that half on,
-# a boundary is faster as a plain launch of the whole: where ranks have a GPU each, and where they share one, which they
-# then wait for rather than for each other (docs/results/all_reduce.md).
+# With an early trigger a rank may launch half of the clusters that it may launch without (R8), so that many rows take
+# them several rounds. From so many on, a plain launch of all clusters is faster, and sooner for a rank that has its GPU
+# alone (docs/results/all_reduce.md).
 PLAIN_FROM_ROUNDS_ALONE = 2
 PLAIN_FROM_ROUNDS_SHARED = 5
+
+# Parts that are all of a boundary; the others are its halves.
+_WHOLE: tuple[MhcPart, ...] = ("fused", "finalize")
 
 
 class MhcKernel(NamedTuple):
@@ -51,14 +54,15 @@ class MhcKernel(NamedTuple):
 
 def kernels_of(parts: tuple[MhcPart, ...], pdl: Pdl) -> list[MhcKernel]:
     """Every kernel that `parts` may launch on a communicator of this `pdl`."""
-    whole = [part for part in parts if part in ("fused", "finalize")]
-    halves = [part for part in parts if part not in whole]
-    return [
+    edges: tuple[Pdl, ...] = ("early", "off") if pdl == "early" else (pdl,)
+    whole = [
         MhcKernel(part, two_shot, each)
-        for part in whole
+        for part in parts
+        if part in _WHOLE
         for two_shot in (False, True)
-        for each in (("early", "off") if pdl == "early" else (pdl,))
-    ] + [MhcKernel(part, False, pdl) for part in halves]
+        for each in edges
+    ]
+    return whole + [MhcKernel(part, False, pdl) for part in parts if part not in _WHOLE]
 
 
 def kernel_config(
@@ -171,7 +175,7 @@ class MhcLauncher:
         of the rank is resident with it. So it may hold what an early trigger keeps for the next one.
         """
         pdl = self._options.pdl
-        if part not in ("fused", "finalize"):  # beside a collect kernel the publish kernel before it may be resident
+        if part not in _WHOLE:  # beside a collect kernel the publish kernel before it may be resident
             return self._max_half_clusters, pdl
         if pdl == "early" and rows > (self._plain_from_rounds - 1) * self._max_clusters:
             return 2 * self._max_clusters, "off"

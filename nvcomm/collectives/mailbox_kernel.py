@@ -69,8 +69,8 @@ class MailboxKernel:
     Attributes:
         config: see `KernelConfig`.
         work: the named tuple that the kernel works on.
-        ctas: CTAs that work together; a grid is so many of them, `clusters` times.
-        cluster: whether these are a cluster: `ctas`, else 1.
+        ctas: CTAs that share their work: a grid has a multiple of them.
+        cluster: CTAs of a cluster: `ctas`, or 1 where they need none.
         shared_bytes: dynamic shared memory of a CTA; None: none.
     """
 
@@ -95,7 +95,7 @@ class MailboxKernel:
             work: see `work`.
             handle: the rank's.
             call: not read without device checks.
-            clusters: clusters of the grid, the same on every rank.
+            clusters: how often the grid has `ctas` CTAs, the same on every rank.
             stream: where it runs.
         """
         self.kernel(work, handle, call).launch(
