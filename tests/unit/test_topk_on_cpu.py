@@ -16,7 +16,7 @@ from cutlass import Int32, Int64
 from cutlass.cute.runtime import make_fake_stream
 
 from decode.reference import topk as reference
-from decode.topk_config import UNROLL, VECTOR_COLUMNS, TopkConfig
+from decode.topk_config import MAX_ROWS, UNROLL, VECTOR_COLUMNS, TopkConfig, choose_config
 from decode.topk_kernel import TopkKernel
 from nvcomm import jit
 from tests.emulator.machine import Machine
@@ -115,6 +115,21 @@ def test_candidates_that_overflow_their_list(config, seed):
     assert large.sum() > config.candidate_capacity
     lengths = torch.tensor([columns], dtype=torch.int32)
     assert complaint(config, logits, lengths, run(emulated(config), config, logits, lengths, seed)) is None
+
+
+def row_counts():
+    """Every number of rows; without --compile-all the least and the most for each number of CTAs that a row takes."""
+    clusters = [choose_config(rows, 16_392, 512).cluster for rows in range(1, MAX_ROWS + 1)]
+    for rows, cluster in enumerate(clusters, 1):
+        at_an_end = rows in (1, MAX_ROWS) or clusters[rows - 2] != cluster or clusters[rows] != cluster
+        yield pytest.param(rows, cluster, marks=() if at_an_end else pytest.mark.compile_all)
+
+
+@pytest.mark.parametrize(("rows", "cluster"), row_counts())
+def test_row_counts(rows, cluster, seed):
+    config = TopkConfig(512, cluster, threads=64)
+    lengths = torch.randint(0, 601, (rows,), generator=torch.Generator().manual_seed(seed)).tolist()
+    check(config, "random", 600, lengths, seed)
 
 
 def test_lengths_of_all_sizes(seed):
